@@ -59,7 +59,8 @@ def open_url(
         CorruptFragmentError: here or while reading: its content does not match its name.
     """
     parts = urlsplit(url)
-    public = f"{parts.scheme}://{parts.netloc}{parts.path}"  # without the signature
+    host = parts.netloc.rpartition("@")[2]
+    public = f"{parts.scheme}://{host}{parts.path}"  # without password and signature
     match parts.scheme:
         case "http" | "https":
             content = _get(url, public, fragment)

@@ -31,6 +31,7 @@ __all__ = [
     "validate_endpoint",
     "validate_store_url",
     "validate_url",
+    "without_queries",
 ]
 
 STORE_SCHEMES = (
@@ -92,6 +93,22 @@ class StoreURL:
     arguments: Mapping[str, str] = field(default_factory=dict)
     unknown_arguments: tuple[str, ...] = ()
 
+    @property
+    def public(self) -> str:
+        """The URL for texts: without a password, and without values that may be secrets.
+
+        These are values of unknown arguments, such as a signature, and of URLs with a user.
+        """
+        bare, mark, query = self.url.partition("?")
+        shown = [
+            name + equals + (value if self._is_public(unquote(name).lower(), value) else "…")
+            for name, equals, value in (pair.partition("=") for pair in query.split("&"))
+        ]
+        return without_queries(bare) + mark + "&".join(shown)
+
+    def _is_public(self, name: str, value: str) -> bool:
+        return name not in self.unknown_arguments and "@" not in unquote(value)
+
     def rewrite(self, path: str) -> str:
         """Return a content path, rewritten by the URL's ``find`` and ``replace``."""
         find = self.arguments.get("find", "")
@@ -100,6 +117,18 @@ class StoreURL:
     def key(self, path: str) -> str:
         """Return the object key of a content path: the prefix, and the rewritten path."""
         return self.prefix + self.rewrite(path)
+
+
+_QUERY = re.compile(r"""(\bhttps?://[^\s?"'<>]*|(?<![\w:/.])/[^\s?"'<>]*)\?[^\s"'<>)]+""")
+_PASSWORD = re.compile(r"""(://)[^\s/@"'<>]*:[^\s/@"'<>]*@""")
+
+
+def without_queries(text: str) -> str:
+    """Return a text, such as an error's, without queries and passwords of the URLs in it.
+
+    A query may hold a token or a signature, and texts go to clients and logs.
+    """
+    return _PASSWORD.sub(r"\1…@", _QUERY.sub(r"\1?…", text))
 
 
 def validate_store_url(url: str, path: str = "", *, stored: bool = False) -> None:

@@ -53,8 +53,9 @@ _SECRETS = re.compile(
     ( \bbearer \s+ ) [\w.~+/=-]+            # a token in a header
     | () \b eyJ [\w-]+ \. [\w-]+ \. [\w-]*  # a JWT anywhere
     | ( [?&] (?: X-Amz-Signature | X-Amz-Credential | X-Amz-Security-Token | X-Goog-Signature
-        | X-Goog-Credential | Signature | sig | AWSAccessKeyId | GoogleAccessId | token ) = )
-      [^&\s"']+                             # what makes a URL a signed one
+        | X-Goog-Credential | Signature | sig | AWSAccessKeyId | GoogleAccessId | token
+        | delegation | access_token | password | secret ) = )
+      [^&\s"']+                             # what makes a URL a signed one, or authorizes
     | ( :// [^/\s:@]* : ) [^/\s@]+ (?=@)    # a password in a URL
     """
 )

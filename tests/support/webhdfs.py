@@ -41,7 +41,9 @@ class WebHdfsServer:
         nodes: files and directories by path.
         requests: operation and path of every request that the NameNode got.
         is_gateway: True to know no options of renaming, as HttpFS.
-        failures: Java exceptions to answer with, by operation.
+        queries: arguments of the same requests, and of those of the DataNode.
+        failures: status, Java exception and its text to answer with, by operation; of a redirect
+            the exception is its place.
     """
 
     def __init__(self) -> None:
@@ -49,7 +51,8 @@ class WebHdfsServer:
         self.nodes: dict[str, Node] = {"/": Node(None)}
         self.requests: list[tuple[str, str]] = []
         self.is_gateway = False
-        self.failures: dict[str, tuple[int, str]] = {}
+        self.queries: list[dict[str, str]] = []
+        self.failures: dict[str, tuple[int, str] | tuple[int, str, str]] = {}
         self._data_port = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="WebHDFS", daemon=True)
@@ -116,8 +119,9 @@ class WebHdfsServer:
         operation, path = request.query["op"].upper(), request.match_info["path"] or "/"
         path = path.rstrip("/") or "/"
         self.requests.append((operation, path))
+        self.queries.append(dict(request.query))
         if operation in self.failures:
-            return _failure(*self.failures[operation], "as the test wants it")
+            return _failure(*self.failures[operation])
         if request.query.get("user.name") == DENIED_USER:
             return _failure(403, "AccessControlException", "Permission denied: user=nobody")
         node = self.nodes.get(path)
@@ -170,8 +174,9 @@ class WebHdfsServer:
 
     async def _data_node(self, request: web.Request) -> web.Response:
         operation, path = request.query["op"].upper(), request.match_info["path"]
+        self.queries.append(dict(request.query))
         if f"DATA {operation}" in self.failures:
-            return _failure(*self.failures[f"DATA {operation}"], "as the test wants it")
+            return _failure(*self.failures[f"DATA {operation}"])
         if operation == "OPEN":
             node = self.nodes.get(path)
             if node is None or node.content is None:
@@ -190,7 +195,9 @@ class WebHdfsServer:
         return web.Response(status=201)
 
 
-def _failure(status: int, exception: str, message: str) -> web.Response:
+def _failure(status: int, exception: str, message: str = "as the test wants it") -> web.Response:
+    if status == 307:
+        return web.Response(status=status, headers={"Location": exception})
     remote = {"exception": exception, "javaClassName": f"java.{exception}", "message": message}
     return web.json_response({"RemoteException": remote}, status=status)
 

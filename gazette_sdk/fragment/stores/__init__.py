@@ -93,7 +93,7 @@ def _open_plain(url: str, *, file_root: Path | None, file_only: bool) -> Store:
         return FileStore(mapped, _root(parsed, file_root))
     if parsed.unknown_arguments:
         raise StoreError(
-            f"{url}: {parsed.scheme} stores have no argument "
+            f"{parsed.public}: {parsed.scheme} stores have no argument "
             f"{', '.join(map(repr, parsed.unknown_arguments))}; remove it from the URL",
             store=url,
         )
@@ -107,7 +107,7 @@ def _open_plain(url: str, *, file_root: Path | None, file_only: bool) -> Store:
 def _root(parsed: StoreURL, file_root: Path | None) -> Path:
     if file_root is None:
         raise StoreError(
-            f"{parsed.url}: no file root is given; start with `--broker.file-root DIRECTORY`, "
+            f"{parsed.public}: no file root is given; start with `--broker.file-root DIRECTORY`, "
             "below which file stores lie",
             store=parsed.url,
         )
@@ -121,7 +121,7 @@ def _backend(parsed: StoreURL) -> Store:
         backend: type[Store] = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         raise StoreError(
-            f"{parsed.url}: {parsed.scheme} stores need the Python package {error.name!r}; "
+            f"{parsed.public}: {parsed.scheme} stores need the Python package {error.name!r}; "
             f'run `pip install "gazette-sdk[{extra}]"`',
             store=parsed.url,
         ) from error

@@ -95,7 +95,7 @@ class AzureStore(ObjectStore):
             )
         except (ValueError, AzureError) as error:
             raise StoreError(
-                f"{self.url}: {describe(error)}; {self.remedy}", store=self.url
+                f"{self._parsed.public}: {describe(error)}; {self.remedy}", store=self.url
             ) from error
         self._service: BlobServiceClient = self._fs.service_client
 

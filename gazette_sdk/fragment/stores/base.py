@@ -18,7 +18,7 @@ from gazette_sdk.errors import (
     ValidationError,
 )
 from gazette_sdk.fragment import metrics
-from gazette_sdk.protocol.urls import StoreURL
+from gazette_sdk.protocol.urls import StoreURL, without_queries
 
 __all__ = [
     "ObjectStatus",
@@ -280,7 +280,7 @@ class Store(ABC):
             error.store = error.store or self.url
             raise
         except ValidationError as error:
-            raise StoreError(f"{self.url}: {error}", store=self.url) from error
+            raise StoreError(f"{self._parsed.public}: {error}", store=self.url) from error
         except Exception as error:
             raise self._translate(name, path, error) from error
         finally:
@@ -290,7 +290,7 @@ class Store(ABC):
             )
 
     def _translate(self, operation: str, path: str, error: Exception) -> StoreError:
-        what = f"{operation} {path!r} in store {self.url}: {describe(error)}"
+        what = f"{operation} {path!r} in store {self._parsed.public}: {describe(error)}"
         if self.is_authorization_error(error):
             return StoreAuthorizationError(f"{what}; {self.authorization_remedy}", store=self.url)
         if self._is_missing(error):
@@ -299,10 +299,10 @@ class Store(ABC):
 
 
 def describe(error: BaseException) -> str:
-    """Return the text of an error, or its class if it has none."""
+    """Return the text of an error without queries of URLs, or its class if it has no text."""
     if isinstance(error, TimeoutError) and not str(error):
         return "no answer in time"
-    text = " ".join(str(error).split())
+    text = without_queries(" ".join(str(error).split()))
     return text or type(error).__name__
 
 

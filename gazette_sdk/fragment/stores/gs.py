@@ -93,8 +93,8 @@ class GCSStore(ObjectStore):
             )
         except google.auth.exceptions.GoogleAuthError as error:
             raise StoreError(
-                f"{self.url}: {describe(error)}; let {_KEY_FILE} name the key file of a service "
-                "account",
+                f"{self._parsed.public}: {describe(error)}; let {_KEY_FILE} name the "
+                "key file of a service account",
                 store=self.url,
             ) from error
         self._signer: storage.Client | None = None
@@ -127,8 +127,8 @@ class GCSStore(ObjectStore):
             )
         except (OSError, ValueError, google.auth.exceptions.GoogleAuthError) as error:
             raise StoreError(
-                f"{self.url}: URLs cannot be signed: {describe(error)}; let {_KEY_FILE} name the "
-                "key file (JSON) of a service account",
+                f"{self._parsed.public}: URLs cannot be signed: {describe(error)}; let "
+                f"{_KEY_FILE} name the key file (JSON) of a service account",
                 store=self.url,
             ) from error
         return storage.Client(project=credentials.project_id, credentials=credentials)

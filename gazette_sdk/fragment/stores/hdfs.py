@@ -45,9 +45,9 @@ class HdfsStore(HadoopStore):
             )
         except OSError as error:
             raise StoreError(
-                f"{parsed.url}: Hadoop's client cannot be used ({error}); install Java and Hadoop, "
-                "set JAVA_HOME, HADOOP_HOME and CLASSPATH (`hadoop classpath --glob`), and check "
-                "the NameNode's address, or use a webhdfs URL, which needs neither",
+                f"{parsed.public}: Hadoop's client cannot be used ({error}); install Java and "
+                "Hadoop, set JAVA_HOME, HADOOP_HOME and CLASSPATH (`hadoop classpath --glob`), and "
+                "check the NameNode's address, or use a webhdfs URL, which needs neither",
                 store=parsed.url,
             ) from error
 

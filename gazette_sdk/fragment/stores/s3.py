@@ -121,11 +121,12 @@ class S3Store(ObjectStore):
             )
         except botocore.exceptions.BotoCoreError as error:
             raise StoreError(
-                f"{self.url}: {describe(error)}; name a profile of ~/.aws/config", store=self.url
+                f"{self._parsed.public}: {describe(error)}; name a profile of ~/.aws/config",
+                store=self.url,
             ) from error
         if not found:
             raise StoreError(
-                f"{self.url}: no region; add `?region=…` to the URL, or set AWS_REGION",
+                f"{self._parsed.public}: no region; add `?region=…` to the URL, or set AWS_REGION",
                 store=self.url,
             )
         return str(found)
@@ -232,7 +233,10 @@ class S3Store(ObjectStore):
                 self._send("abort_multipart_upload", {}, Key=key, UploadId=upload)
         except (OSError, botocore.exceptions.BotoCoreError) as error:
             _log.warning(
-                "store %s keeps parts of a failed upload to %r: %s", self.url, key, describe(error)
+                "store %s keeps parts of a failed upload to %r: %s",
+                self._parsed.public,
+                key,
+                describe(error),
             )
 
     def _send(self, method: str, condition: dict[str, str], **arguments: Any) -> dict[str, Any]:

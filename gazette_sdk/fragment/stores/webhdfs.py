@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import requests
 from fsspec.implementations.webhdfs import WebHDFS
@@ -19,12 +19,13 @@ from gazette_sdk.errors import StoreError
 from gazette_sdk.fragment.stores.base import OPERATION_TIMEOUT_S
 from gazette_sdk.fragment.stores.hadoop import FileStatus, HadoopStore, Upload
 from gazette_sdk.fragment.stores.objects import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
-from gazette_sdk.protocol.urls import StoreURL
+from gazette_sdk.protocol.urls import StoreURL, without_queries
 
 __all__ = ["WebHdfsError", "WebHdfsStore"]
 
 _DEFAULT_PORT: Final = {"": 9870, "true": 9871}
 _TOKEN: Final = "WEBHDFS_DELEGATION_TOKEN"  # noqa: S105 - a variable's name
+_TOKEN_HOSTS: Final = "WEBHDFS_TOKEN_HOSTS"  # noqa: S105 - the same
 _REFUSALS: Final = frozenset({"AccessControlException", "AuthorizationException"})
 _REPLACE_ATTEMPTS: Final = 3
 
@@ -49,8 +50,12 @@ class WebHdfsStore(HadoopStore):
     The user is the URL's argument ``user``, else ``HADOOP_USER_NAME``; a delegation token comes
     from ``WEBHDFS_DELEGATION_TOKEN``, and with ``kerberos=true`` the ticket from Kerberos.
 
+    A user who may name a store could name a host that collects tokens. So the token is sent over
+    TLS only, or to the hosts of ``WEBHDFS_TOKEN_HOSTS``, and then to no others.
+
     Raises:
-        StoreError: an argument is wrong, or Kerberos is not supported by this installation.
+        StoreError: an argument is wrong, the token must not be sent to the host, or Kerberos is not
+            supported by this installation.
     """
 
     def __init__(self, parsed: StoreURL) -> None:
@@ -59,12 +64,13 @@ class WebHdfsStore(HadoopStore):
         for name in ("tls", "kerberos"):
             if arguments.get(name, "true") != "true":
                 raise StoreError(
-                    f"{parsed.url}: argument {name} must be `true`, or be left off",
+                    f"{parsed.public}: argument {name} must be `true`, or be left off",
                     store=parsed.url,
                 )
         host, _, port = parsed.bucket.partition(":")
         has_kerberos = "kerberos" in arguments
-        token = os.environ.get(_TOKEN) or None
+        self._token_hosts = _token_hosts()
+        token = self._token = self._sent_token(os.environ.get(_TOKEN) or None)
         user = arguments.get("user") or os.environ.get("HADOOP_USER_NAME") or None
         try:
             self._fs: Any = WebHDFS(
@@ -78,7 +84,7 @@ class WebHdfsStore(HadoopStore):
             )
         except ModuleNotFoundError as error:
             raise StoreError(
-                f"{parsed.url}: Kerberos needs the Python package {error.name!r}; "
+                f"{parsed.public}: Kerberos needs the Python package {error.name!r}; "
                 "run `pip install requests-kerberos`",
                 store=parsed.url,
             ) from error
@@ -154,27 +160,83 @@ class WebHdfsStore(HadoopStore):
             FileNotFoundError: there is no such file.
             OSError: no answer, or one with an error.
         """
-        response = self._session.request(
+        response = self._send(
             method,
             self._fs.url + quote(path, safe="/"),
             params={**more, **self._fs.pars, "op": operation},
-            allow_redirects=False,
         )
         if response.is_redirect:
-            response = self._session.request(
+            location = response.headers["Location"]
+            self._check_redirect(location)
+            response = self._send(
                 method,
-                response.headers["Location"],
+                location,
                 data=upload if upload is None or len(upload) else b"",
                 headers={"Content-Type": "application/octet-stream"} if upload is not None else {},
-                allow_redirects=False,
             )
         elif upload is not None and response.status_code < 300:
             raise WebHdfsError(
                 response.status_code, "", "the NameNode names no DataNode for the content"
             )
         if response.status_code >= 300:
-            raise _error_of(response, path)
+            raise _error_of(response, path, self._token)
         return response
+
+    def _send(self, method: str, url: str, **options: Any) -> requests.Response:
+        """Send a request. Errors have no query, which holds the token, in their texts.
+
+        Raises:
+            OSError: no answer.
+        """
+        try:
+            return self._session.request(method, url, allow_redirects=False, **options)
+        except requests.RequestException as error:
+            is_late = isinstance(error, requests.Timeout)
+            kind: type[OSError] = TimeoutError if is_late else ConnectionError
+            # Not as its cause: a traceback would show the text of that.
+            raise kind(without_queries(str(error))) from None
+
+    def _sent_token(self, token: str | None) -> str | None:
+        """Return the token, if the store's host may have it.
+
+        Raises:
+            StoreError: it would be sent in clear.
+        """
+        if token is None or self._parsed.bucket.lower() in self._token_hosts:
+            return token
+        if self._parsed.bucket.lower().partition(":")[0] in self._token_hosts:
+            return token
+        if self._token_hosts:
+            return None
+        if "tls" not in self._parsed.arguments:
+            raise StoreError(
+                f"{self._parsed.public}: the token of {_TOKEN} would be sent without TLS; add"
+                f" tls=true to the URL, or name the host in {_TOKEN_HOSTS}",
+                store=self.url,
+            )
+        return token
+
+    def _check_redirect(self, location: str) -> None:
+        """Check where the NameNode sends this process, with the token in the URL.
+
+        Raises:
+            OSError: from TLS to a host without it.
+        """
+        parts = urlsplit(location)
+        hosts = {(parts.hostname or "").lower(), parts.netloc.rpartition("@")[2].lower()}
+        is_clear = "tls" in self._parsed.arguments and parts.scheme != "https"
+        if self._token is not None and is_clear and not hosts & self._token_hosts:
+            raise ConnectionError(
+                f"the NameNode redirects to {parts.scheme}://{parts.hostname}, where the token of"
+                f" {_TOKEN} would be sent without TLS; let DataNodes use TLS, or name their hosts"
+                f" in {_TOKEN_HOSTS}"
+            )
+
+
+def _token_hosts() -> frozenset[str]:
+    """Return the hosts, each with a port or for any, that may have the token without TLS."""
+    given = os.environ.get(_TOKEN_HOSTS, "").lower().replace(",", " ")
+    return frozenset(given.split())
 
 
 class _BoundedAdapter(HTTPAdapter):
@@ -198,7 +260,7 @@ def _status(found: dict[str, Any]) -> FileStatus:
     )
 
 
-def _error_of(response: requests.Response, path: str) -> OSError:
+def _error_of(response: requests.Response, path: str, token: str | None) -> OSError:
     try:
         remote = response.json()["RemoteException"]
         exception, message = str(remote["exception"]), str(remote["message"])
@@ -206,4 +268,6 @@ def _error_of(response: requests.Response, path: str) -> OSError:
         exception, message = "", " ".join(response.text.split())[:200]
     if exception == "FileNotFoundException":
         return FileNotFoundError(path)
-    return WebHdfsError(response.status_code, exception, message)
+    if token is not None:
+        message = message.replace(token, "…")
+    return WebHdfsError(response.status_code, exception, without_queries(message))

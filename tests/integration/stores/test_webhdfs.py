@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import traceback
 
 import pytest
 import requests
@@ -199,3 +200,80 @@ def test_a_missing_package_is_named_with_its_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "gazette_sdk.fragment.stores.webhdfs", None)
     with pytest.raises(StoreError, match=r'pip install "gazette-sdk\[hdfs\]"'):
         open_store("webhdfs://127.0.0.1/base/")
+
+
+TOKEN = "KAAKSm9obkRvZS1zZWNyZXQ"
+
+
+@pytest.fixture
+def token(monkeypatch) -> str:
+    monkeypatch.setenv("WEBHDFS_DELEGATION_TOKEN", TOKEN)
+    return TOKEN
+
+
+def test_a_token_is_not_sent_without_tls_but_to_hosts_that_are_named(
+    server, opened, token, monkeypatch
+):
+    with pytest.raises(StoreError, match=r"without TLS; add tls=true .*WEBHDFS_TOKEN_HOSTS"):
+        opened()
+    monkeypatch.setenv("WEBHDFS_TOKEN_HOSTS", f"namenode:9870, {server.address}")
+    put_bytes(opened(), "a", b"content")
+    assert {each.get("delegation") for each in server.queries} == {token}
+    server.queries.clear()
+    monkeypatch.setenv("WEBHDFS_TOKEN_HOSTS", "127.0.0.1")
+    assert opened().exists("a")
+    assert {each.get("delegation") for each in server.queries} == {token}
+    server.queries.clear()
+    monkeypatch.setenv("WEBHDFS_TOKEN_HOSTS", "namenode")
+    assert opened("?user=ada").exists("a")
+    assert {each.get("delegation") for each in server.queries} == {None}
+    assert {each.get("user.name") for each in server.queries} == {"ada"}
+    open_store("webhdfs://127.0.0.1:9871/base/?tls=true").close()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "location", "is_sent"),
+    [
+        ("", "https://data-1:9865/webhdfs/v1/a", True),
+        ("", "http://data-1:9864/webhdfs/v1/a", False),
+        ("namenode,data-1", "http://data-1:9864/webhdfs/v1/a", True),
+        ("namenode,data-1:1", "http://data-1:9864/webhdfs/v1/a", False),
+    ],
+)
+def test_no_redirect_takes_a_token_out_of_tls(token, monkeypatch, hosts, location, is_sent):
+    monkeypatch.setenv("WEBHDFS_TOKEN_HOSTS", hosts)
+    store = open_store("webhdfs://namenode:9871/base/?tls=true")
+    try:
+        if is_sent:
+            store._check_redirect(f"{location}?delegation={token}")
+        else:
+            with pytest.raises(OSError, match="redirects to http://data-1, where the token") as bad:
+                store._check_redirect(f"{location}?delegation={token}")
+            assert token not in str(bad.value)
+    finally:
+        store.close()
+
+
+def test_no_error_shows_the_token(server, opened, token, monkeypatch):
+    monkeypatch.setenv("WEBHDFS_TOKEN_HOSTS", "127.0.0.1, gone.invalid")
+    store = opened()
+    put_bytes(store, "a", b"content")
+    failures = []
+    for where, failure in (
+        ("LISTSTATUS", (500, "IOException", f"GET /webhdfs/v1/?delegation={token}&op=x failed")),
+        ("GETFILESTATUS", (401, "InvalidToken", f"token {token} is not valid")),
+        ("OPEN", (307, f"http://127.0.0.1:1/webhdfs/v1/a?delegation={token}&op=OPEN", "")),
+    ):
+        server.failures[where] = failure
+        with pytest.raises(StoreError) as caught:
+            list(store.list("")) if where == "LISTSTATUS" else store.open("a").raw.read()
+        failures.append(caught.value)
+        if where != "LISTSTATUS":
+            del server.failures[where]
+    gone = open_store("webhdfs://gone.invalid:9870/base/")
+    with pytest.raises(StoreError) as caught:
+        gone.exists("a")
+    gone.close()
+    texts = ["".join(traceback.format_exception(each)) for each in [*failures, caught.value]]
+    assert all("in store webhdfs://" in text for text in texts)
+    assert not any(token in text for text in texts)

@@ -182,3 +182,45 @@ def test_urls_need_not_be_absolute(url):
 )
 def test_what_is_no_url_is_refused(url):
     assert kind_of(urls.validate_url, url) == "url_parse"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (
+            "Max retries exceeded with url: /webhdfs/v1/a?delegation=KAA&op=OPEN (Caused by x)",
+            "Max retries exceeded with url: /webhdfs/v1/a?… (Caused by x)",
+        ),
+        (
+            "Cannot connect to 'https://b.s3.example/k?X-Amz-Signature=5f&X-Amz-Date=1': refused",
+            "Cannot connect to 'https://b.s3.example/k?…': refused",
+        ),
+        (
+            "url=URL(https://a.blob.example/c/b?sv=1&sig=x%3D)",
+            "url=URL(https://a.blob.example/c/b?…)",
+        ),
+        ("<https://user:word@host/path>", "<https://…@host/path>"),
+        ("s3://bucket/?endpoint=http://user:word@host", "s3://bucket/?endpoint=http://…@host"),
+        ("store s3://bucket/prefix/?region=eu-central-1: gone", None),
+        ("abfs://container@account.dfs.core.windows.net/", None),
+        ("'orders/part-000' does not exist (why?); is /data/a there? Yes", None),
+        ("half/a?b", None),
+    ],
+)
+def test_texts_are_shown_without_queries_and_passwords(text, shown):
+    assert urls.without_queries(text) == (text if shown is None else shown)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("s3://bucket/a/?region=eu&profile=p", None),
+        ("webhdfs://namenode:9871/a/?tls=true&user=ada", None),
+        ("azure://container/a/?SV=1&sig=c2VjcmV0&find=a", "azure://container/a/?SV=…&sig=…&find=a"),
+        ("s3://bucket/?endpoint=http://user:word@host", "s3://bucket/?endpoint=…"),
+        ("s3://bucket/?endpoint=http%3A%2F%2Fuser%3Aword%40host", "s3://bucket/?endpoint=…"),
+        ("gs://user:word@bucket/", "gs://…@bucket/"),
+    ],
+)
+def test_store_urls_are_shown_without_secrets(url, shown):
+    assert urls.parse_store_url(url).public == (url if shown is None else shown)

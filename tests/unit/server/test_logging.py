@@ -109,6 +109,10 @@ def test_levels_below_are_left_out(logged, level, shown):
         ),
         ("postgres://me:pass@host/db", "postgres://me:…@host/db"),
         (
+            "GET /webhdfs/v1/a?delegation=KAA-_&op=OPEN HTTP/1.1",
+            "GET /webhdfs/v1/a?delegation=…&op=OPEN HTTP/1.1",
+        ),
+        (
             "nothing secret at http://host:8080/a?offset=1",
             "nothing secret at http://host:8080/a?offset=1",
         ),
