@@ -7,7 +7,9 @@ from typing import Any
 
 from gazette_sdk.broker.append import append, common_case
 from gazette_sdk.broker.append.inputs import Verdict, judge_preconditions
+from gazette_sdk.broker.fragments import persister
 from gazette_sdk.broker.fragments.index import Summary
+from gazette_sdk.broker.recovery.last_routes import LastRoutes
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.replication.pipeline import Pipeline
 from gazette_sdk.broker.spool.directory import JournalSpools
@@ -69,10 +71,22 @@ def _read_early() -> None:
     Replica._new_spool = make  # type: ignore[method-assign]
 
 
+def _believe_names() -> None:
+    """Take an object of a fragment's name for the fragment."""
+    persister._is_whole = lambda *_: True  # type: ignore[assignment]
+
+
+def _believe_listings() -> None:
+    """Continue behind what the stores list, whatever the last broker had stored."""
+    LastRoutes.stored_end = lambda *_: 0  # type: ignore[method-assign, assignment]
+
+
 PLANTS: dict[str, Callable[[], None]] = {
     "early-acknowledgements": _acknowledge_early,
     "offsets-again": _reuse_offsets,
     "no-sync": _forget_syncs,
     "early-reads": _read_early,
+    "names-of-objects": _believe_names,
+    "late-listings": _believe_listings,
 }
 """All planted bugs, by name."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gazette_sdk.broker.spool.directory import Durability
-from gazette_sdk.errors import GazetteError
+from gazette_sdk.errors import CorruptFragmentError, GazetteError
 from gazette_sdk.fragment.content import decode_fragment
 from gazette_sdk.fragment.stores.base import StoredContent
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -31,7 +31,7 @@ from simulation.disk import Disks, watch_syncs
 from simulation.etcd_channel import EtcdHost, use_channels
 from simulation.loop import VirtualLoop, current_node
 from simulation.network import Network
-from simulation.schedule import FAULTS, Faults
+from simulation.schedule import FAULTS, FURTHER_FAULTS, Faults
 from simulation.store import STORE_URL, StoredState, use_store
 from simulation.wire import endpoint_of, transport, use_dials
 from simulation.workload import Workload, read_all
@@ -46,6 +46,9 @@ READABLE_S = 60.0
 
 BALANCED_S = 30.0
 """Time after that within which primaries have to be spread over the brokers, virtual."""
+
+FURTHER_RATE = 0.3
+"""Rate of seeds with one of the further faults."""
 
 DISKS = Path("/dev/shm")
 
@@ -66,6 +69,7 @@ class Plan:
     refresh_s: int
     faults: list[str]
     duration_s: float
+    further: list[str]
 
     @classmethod
     def of(cls, seed: int) -> Plan:
@@ -89,7 +93,13 @@ class Plan:
             refresh_s=rng.choice((2, 5, 20)),
             faults=rng.choices(list(FAULTS), k=rng.randint(1, 5)),
             duration_s=10.0 + 15.0 * rng.random(),
+            further=_further_faults(seed),
         )
+
+
+def _further_faults(seed: int) -> list[str]:
+    rng = random.Random(f"further faults {seed}")
+    return [rng.choice(list(FURTHER_FAULTS))] if rng.random() < FURTHER_RATE else []
 
 
 @dataclass(slots=True)
@@ -153,7 +163,9 @@ async def _run(seed: int, root: Path, loop: VirtualLoop, checker: Checker) -> No
     network = Network(random.Random(f"network {seed}"), plan.latency_s)
     use_channels(network)
     use_dials(network)
-    store = StoredState(loop.unix_time, random.Random(f"store {seed}"))
+    store = StoredState(
+        loop.unix_time, random.Random(f"store {seed}"), random.Random(f"lies {seed}")
+    )
     use_store(store)
     disks = Disks(random.Random(f"disks {seed}"))
     watch_syncs(disks)
@@ -181,7 +193,7 @@ async def _run(seed: int, root: Path, loop: VirtualLoop, checker: Checker) -> No
     await asyncio.sleep(2 * rng.random())
 
     faults = Faults(cluster, workload, plan.latency_s, random.Random(f"faults {seed}"))
-    await faults.run(plan.duration_s, plan.faults)
+    await faults.run(plan.duration_s, [*plan.faults, *plan.further])
     if await _check_progress(plan, workload, checker, admin):
         await workload.stop()
         for journal in plan.journals:
@@ -323,8 +335,11 @@ def _stored(store: StoredState, journal: str) -> bytes:
         if begin > len(content) or fragment.end <= len(content):
             continue
         raw = StoredContent(io.BytesIO(data), len(data))
-        with decode_fragment(raw, fragment, begin, source=key) as decoded:
-            content += decoded.readall()[len(content) - begin :]
+        try:
+            with decode_fragment(raw, fragment, begin, source=key) as decoded:
+                content += decoded.readall()[len(content) - begin :]
+        except CorruptFragmentError:
+            continue  # torn; another object has to have its content
     return content
 
 

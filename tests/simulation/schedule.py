@@ -15,7 +15,7 @@ from simulation.loop import VirtualLoop
 from simulation.store import StoreFault
 from simulation.workload import Workload
 
-__all__ = ["FAULTS", "Faults"]
+__all__ = ["FAULTS", "FURTHER_FAULTS", "Faults"]
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +65,7 @@ class Faults:
         if not cluster.etcd.is_up:
             cluster.etcd.start()
         cluster.store.fault, cluster.store.list_lag_s = StoreFault.NONE, 0.0
+        cluster.store.tears = cluster.store.stale_s = 0.0
         _set_lag(0.0005)
         for host in cluster.hosts:
             if host.node is not None:
@@ -74,7 +75,7 @@ class Faults:
     async def _one(self, name: str, begins_in_s: float) -> None:
         await asyncio.sleep(begins_in_s)
         await self.amid_append()
-        await FAULTS[name](self)
+        await (FAULTS.get(name) or FURTHER_FAULTS[name])(self)
 
     # ------------------------------------------------------------- building
 
@@ -265,6 +266,39 @@ async def _store_lags(faults: Faults) -> None:
     _log.warning("disks and the store lag no more")
 
 
+async def _store_tears(faults: Faults) -> None:
+    """The store keeps parts of what it takes, and brokers may end meanwhile."""
+    store, rng = faults.cluster.store, faults.rng
+    store.tears = rng.choice((0.3, 0.9))
+    _log.warning("the store tears uploads")
+    await asyncio.sleep(3 + 10 * rng.random())
+    if rng.random() < 0.5:
+        await faults.kill_and_start([faults.some_host()])
+    store.tears = 0.0
+    _log.warning("the store tears no more")
+
+
+async def _all_leave(faults: Faults) -> None:
+    """All brokers leave, and the next ones get listings of before."""
+    cluster, rng = faults.cluster, faults.rng
+    _log.warning("all brokers are to leave")
+    for host in cluster.hosts:
+        cluster.drain(host)
+    for _ in range(100):
+        if all(host.node is None for host in cluster.hosts):
+            break
+        await asyncio.sleep(0.2)
+    for host in cluster.hosts:
+        faults.kill(host)
+    cluster.store.stale_s = rng.choice((0.0, 10.0, 60.0))
+    _log.warning("all start, and listings are up to %.0f s old", cluster.store.stale_s)
+    for host in cluster.hosts:
+        cluster.start(host)
+    await asyncio.sleep(5 + 10 * rng.random())
+    cluster.store.stale_s = 0.0
+    _log.warning("listings are new")
+
+
 async def _drain(faults: Faults) -> None:
     host = faults.some_host()
     _log.warning("%s is to leave", host.name)
@@ -310,6 +344,12 @@ FAULTS: dict[str, Fault] = {
     "rolling-restart": _rolling_restart,
 }
 """All faults, by name."""
+
+FURTHER_FAULTS: dict[str, Fault] = {
+    "store-tears": _store_tears,
+    "all-leave": _all_leave,
+}
+"""Faults that other random numbers choose, so that seeds without them stay the same runs."""
 
 
 def _set_lag(delay_s: float) -> None:

@@ -40,21 +40,29 @@ class StoredState:
     Args:
         now: Unix time in seconds.
         rng: decides which operations fail.
+        lies: decides what the store does not keep, and does not show.
 
     Attributes:
         fault: its fault.
         list_lag_s: time after which a new object appears in listings.
+        tears: rate of puts that leave a part of their content; most of them report success.
+        stale_s: greatest age of what a listing shows; each shows another age.
         objects: content by key.
     """
 
-    def __init__(self, now: Callable[[], float], rng: random.Random) -> None:
+    def __init__(
+        self, now: Callable[[], float], rng: random.Random, lies: random.Random | None = None
+    ) -> None:
         self.fault = StoreFault.NONE
         self.list_lag_s = 0.0
+        self.tears = 0.0
+        self.stale_s = 0.0
         self.objects: dict[str, bytes] = {}
         self._stored_at: dict[str, float] = {}
         self._listed_at: dict[str, float] = {}
         self._now = now
         self._rng = rng
+        self._lies = lies or random.Random(0)
 
     def before(self) -> None:
         """Fail before an operation, if that is the fault."""
@@ -75,14 +83,22 @@ class StoredState:
             raise OSError("the answer of the simulated store is lost")
 
     def put(self, key: str, data: bytes) -> None:
-        """Store an object."""
+        """Store an object, or a part of it if the store tears."""
+        lies = self._lies
+        is_torn = bool(self.tears) and lies.random() < self.tears
+        if is_torn:
+            data = data[: int(lies.choice((0.0, lies.random())) * len(data))]
         self.objects[key] = data
         self._stored_at[key] = self._now()
         self._listed_at.setdefault(key, self._now() + self.list_lag_s)
+        if is_torn and lies.random() < 0.2:
+            raise OSError("the simulated store crashes during an upload")
 
     def listed(self, prefix: str) -> list[StoredObject]:
         """Return the objects of a listing, with their keys as paths."""
         now = self._now()
+        if self.stale_s:
+            now -= self.stale_s * self._lies.random()
         return [
             StoredObject(key, int(self._stored_at[key]), len(self.objects[key]))
             for key in sorted(self.objects)

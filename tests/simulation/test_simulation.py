@@ -39,6 +39,8 @@ BROKEN_BY = {
     "offsets-again": LOSS,
     "no-sync": LOSS,
     "early-reads": (Promise.COMMITTED,),
+    "names-of-objects": LOSS,
+    "late-listings": LOSS,
 }
 """Promises that each planted bug breaks."""
 
