@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
+from types import MappingProxyType
 from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 from aiohttp import hdrs, web
@@ -28,6 +29,7 @@ from gazette_sdk.server.peer_limits import UnknownCost, UnknownShare
 from gazette_sdk.user_code import described, text_of
 
 __all__ = [
+    "CONTENT_HEADERS",
     "HttpHandler",
     "HttpHost",
     "Target",
@@ -53,6 +55,16 @@ _STATUS_OF_ERROR: dict[type[Exception], int] = {
 
 UNKNOWN_DELAY_S = 0.5
 """Longest wait of a request without a good token: probes of health have such bounds."""
+
+CONTENT_HEADERS = MappingProxyType(
+    {
+        "Content-Security-Policy": "sandbox; default-src 'none'",
+        "X-Content-Type-Options": "nosniff",
+        "X-Frame-Options": "DENY",
+    }
+)
+"""Headers of an answer with stored content. Anyone may have written it: a browser shows it in an
+origin of its own, runs no script of it and loads nothing for it."""
 
 _PATH_SAFE = "/-_.~$&+,:;=@"
 """Bytes of a path which need no escape."""

@@ -28,6 +28,7 @@ from gazette_sdk.protocol.rpc import validate
 from gazette_sdk.server.call import Call
 from gazette_sdk.server.content_type import guess_content_type
 from gazette_sdk.server.http import (
+    CONTENT_HEADERS,
     Target,
     TrailedResponse,
     check_escapes,
@@ -287,7 +288,7 @@ async def _stream(
 
 
 def _read_headers(response: pb.ReadResponse, target: Target) -> dict[str, str]:
-    headers = _route_headers(response.header.route, target)
+    headers = {**_route_headers(response.header.route, target), **CONTENT_HEADERS}
     if response.HasField("fragment"):
         headers["X-Fragment-Name"] = content_name(response.fragment)
         if response.fragment.mod_time:

@@ -16,7 +16,7 @@ from gazette_sdk.errors import ConfigurationError, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability
 from gazette_sdk.server.call import PROXY_HEADER_METADATA, Call
-from gazette_sdk.server.http import Target
+from gazette_sdk.server.http import CONTENT_HEADERS, Target
 from gazette_sdk.server.peer_limits import peer_of
 from gazette_sdk.shard.application.endpoints import Endpoint, Parameters
 from gazette_sdk.shard.consumer.client import ShardClient
@@ -33,6 +33,9 @@ BODY_BYTES_MAX = 1 << 20
 
 RESPONSE_BYTES_MAX = 64 << 20
 """Greatest body of a forwarded response."""
+
+_FORWARDED = ("Content-Type", "Content-Encoding", "Location", "ETag", *CONTENT_HEADERS)
+"""Headers of a forwarded response."""
 
 _log = logging.getLogger(__name__)
 
@@ -158,11 +161,7 @@ class HttpEndpoints:
                     raise GazetteError(
                         f"{shard}: the answer is longer than {RESPONSE_BYTES_MAX} bytes"
                     )
-            kept = {
-                name: answer.headers[name]
-                for name in ("Content-Type", "Content-Encoding", "Location", "ETag")
-                if name in answer.headers
-            }
+            kept = {name: answer.headers[name] for name in _FORWARDED if name in answer.headers}
             return web.Response(status=answer.status, body=bytes(content), headers=kept)
 
 
@@ -181,14 +180,19 @@ async def _body(request: web.Request) -> bytes:
 
 
 def _response(found: Any) -> web.StreamResponse:
-    """Return a function's result as a response: JSON, unless it is text, bytes or a response."""
+    """Return a function's result as a response: JSON, unless it is text, bytes or a response.
+
+    A response of the application's own is left as it is.
+    """
     if isinstance(found, web.StreamResponse):
         return found
     if isinstance(found, str):
-        return web.Response(text=found)
+        return web.Response(text=found, headers=CONTENT_HEADERS)
     if isinstance(found, bytes):
-        return web.Response(body=found, content_type="application/octet-stream")
-    return web.Response(body=msgspec.json.encode(found), content_type="application/json")
+        kind, body = "application/octet-stream", found
+    else:
+        kind, body = "application/json", msgspec.json.encode(found)
+    return web.Response(body=body, content_type=kind, headers=CONTENT_HEADERS)
 
 
 def _failure(status: int, text: str) -> web.Response:

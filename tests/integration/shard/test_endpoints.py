@@ -10,6 +10,7 @@ import urllib.request
 import grpc
 from google.protobuf.wrappers_pb2 import StringValue, UInt64Value
 
+from gazette_sdk.server.http import CONTENT_HEADERS
 from gazette_sdk.shard import EmbeddedConsumer
 from support import order_totals
 from support.order_totals import CUSTOMERS, create_journals, publish
@@ -84,6 +85,9 @@ def check_endpoints(processes, ids):
             500,
             b'{"error":"ValueError: a mistake of the application"}',
         )
+        with urllib.request.urlopen(process.address + path, timeout=TIMEOUT_S) as answer:
+            for name, value in CONTENT_HEADERS.items():
+                assert answer.headers[name] == value
         assert ask(process, "/api/count")[0] == 400
         assert ask(process, "/api/count?shard=another")[0] == 404
         assert ask(process, "/api/unknown")[0] == 404
