@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.errors import DecodeError, DesyncError, FramingError, TornFrameError
+from gazette_sdk.errors import DecodeError, DesyncError, OversizedFrameError, TornFrameError
 from gazette_sdk.framing import FixedProtobuf, JsonLines
 from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN
 from gazette_sdk.message.kinds import kind_of
@@ -104,7 +104,7 @@ def test_a_frame_beyond_the_limit_is_an_error(monkeypatch):
     monkeypatch.setattr(following._cutter, "_frame_bytes_max", 10)
     run, error = following.feed(b"x" * 11)
     assert run.items == []
-    assert type(error) is FramingError
+    assert type(error) is OversizedFrameError
     assert (error.journal, error.offset) == ("a/journal", 5)
 
 
