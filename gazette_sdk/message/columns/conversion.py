@@ -56,7 +56,9 @@ def converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return timestamps(array, kind)
     mask = array.is_null() if array.null_count else None
     if pa.types.is_struct(kind):
-        parts = [converted(array.field(at), field.type) for at, field in enumerate(kind)]
+        types = [field.type for field in kind]
+        # Parts of what is null are null here; in the array itself they may have any value.
+        parts = [converted(*each) for each in zip(array.flatten(), types, strict=True)]
         return pa.StructArray.from_arrays(parts, fields=list(kind), mask=mask)
     if pa.types.is_map(kind):
         keys, items = (

@@ -300,3 +300,15 @@ def test_a_line_that_is_bad_is_named_among_others_with_a_key_twice():
     assert caught.value.offset == 5 * len(lines[0])
     rows = rows_of(b"".join(lines), fields, isolation="uncommitted", on_error="skip")
     assert [row["a"] for row in rows] == [2] * 5 + [4] * 5
+
+
+@pytest.mark.parametrize("line", ['{"n":1}', '{"v":null}', '{"all":[null]}', '{"v":{"in":null}}'])
+def test_timestamps_of_a_struct_that_is_null_are_null(line):
+    inner = pa.struct([("at", UTC)])
+    kind = pa.struct([("at", UTC), ("in", inner)])
+    fields = [pa.field("v", kind), pa.field("all", pa.list_(inner))]
+    content = f'{line}\n{{"v":{{"at":"2026-01-01T00:00:00Z"}}}}\n'.encode()
+    [row, other] = rows_of(content, fields, isolation="uncommitted")
+    wanted: Any = {"v": {"at": None, "in": None}} if "in" in line else {}
+    assert row == {"v": None, "all": [None] if "all" in line else None} | wanted
+    assert other["v"]["at"].isoformat() == "2026-01-01T00:00:00+00:00"
