@@ -68,6 +68,12 @@ class EtcdHost:
         self._node.kill()
         self._network.killed(self._node)
 
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Go back to a snapshot during an outage."""
+        assert not self.is_up, "it is stopped first"
+        self.model.restore(snapshot)
+        self._ends_at.clear()
+
     def _granted(self, lease: Lease) -> None:
         loop = asyncio.get_running_loop()
         known = lease.id in self._ends_at
@@ -78,7 +84,8 @@ class EtcdHost:
     def _expire(self, lease: Lease) -> None:
         loop = asyncio.get_running_loop()
         if self.model.leases.get(lease.id) is not lease:
-            self._ends_at.pop(lease.id, None)
+            if lease.id not in self.model.leases:  # one of a backup may have its id
+                self._ends_at.pop(lease.id, None)
             return
         left_s = self._ends_at[lease.id] - loop.time()
         if left_s <= 0 and self.is_up:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -105,6 +105,25 @@ class EtcdModel:
             revision=self.revision,
             raft_term=self.raft_term,
         )
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return a copy of the state, as a backup has it."""
+        return {
+            "revision": self.revision,
+            "compacted": self.compacted,
+            "leases": {
+                each.id: replace(each, keys=dict(each.keys)) for each in self.leases.values()
+            },
+            "_keys": dict(self._keys),
+            "_sorted": list(self._sorted),
+            "_versions": {key: list(versions) for key, versions in self._versions.items()},
+            "_history": list(self._history),
+        }
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Go back to a snapshot, which is not used any more. There must be no connection."""
+        for name, value in snapshot.items():
+            setattr(self, name, value)
 
     # ----------------------------------------------------------------- keys
 

@@ -9,11 +9,13 @@ from gazette_sdk.broker.append import append, common_case
 from gazette_sdk.broker.append.inputs import Verdict, judge_preconditions
 from gazette_sdk.broker.fragments import persister
 from gazette_sdk.broker.fragments.index import Summary
+from gazette_sdk.broker.recovery import withheld
 from gazette_sdk.broker.recovery.last_routes import LastRoutes
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.replication.pipeline import Pipeline
 from gazette_sdk.broker.spool.directory import JournalSpools
 from gazette_sdk.broker.spool.spool import Spool
+from gazette_sdk.cluster.keyspace import Continuity
 
 __all__ = ["PLANTS"]
 
@@ -81,6 +83,15 @@ def _believe_listings() -> None:
     LastRoutes.stored_end = lambda *_: 0  # type: ignore[method-assign, assignment]
 
 
+def _believe_etcd() -> None:
+    """Take any Etcd for the one that was seen: missing journals were deleted."""
+
+    async def compare(*_: object) -> Continuity:
+        return Continuity.SAME
+
+    withheld.compare_history = compare
+
+
 PLANTS: dict[str, Callable[[], None]] = {
     "early-acknowledgements": _acknowledge_early,
     "offsets-again": _reuse_offsets,
@@ -88,5 +99,6 @@ PLANTS: dict[str, Callable[[], None]] = {
     "early-reads": _read_early,
     "names-of-objects": _believe_names,
     "late-listings": _believe_listings,
+    "any-etcd": _believe_etcd,
 }
 """All planted bugs, by name."""

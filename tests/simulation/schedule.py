@@ -6,9 +6,9 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from gazette_sdk.broker.spool.directory import Durability
+from gazette_sdk.broker.spool.directory import Durability, accept_etcd
 from simulation.cluster import Cluster, Host
 from simulation.etcd_channel import ETCD_HOST
 from simulation.loop import VirtualLoop
@@ -30,16 +30,25 @@ class Faults:
         workload: of its clients. Many faults begin shortly after an append.
         latency_s: of the network.
         rng: decides on the faults.
+        apply_specs: creates the journals again in an Etcd that does not know them.
     """
 
     def __init__(
-        self, cluster: Cluster, workload: Workload, latency_s: float, rng: random.Random
+        self,
+        cluster: Cluster,
+        workload: Workload,
+        latency_s: float,
+        rng: random.Random,
+        apply_specs: Callable[[], Awaitable[None]],
     ) -> None:
         self.cluster = cluster
         self._workload = workload
         self._latency_s = latency_s
         self.rng = rng
         self.ttl_s = cluster.settings.lease_ttl_s
+        self._apply_specs = apply_specs
+        self._first_backup = cluster.etcd.model.snapshot()
+        self._is_restored = self._lacks_journals = False
         self._cuts: list[tuple[str, str]] = []
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -55,6 +64,8 @@ class Faults:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.end_all()
+        if self._is_restored:
+            await self._accept_etcd()
 
     def end_all(self) -> None:
         """End all faults, and start all brokers."""
@@ -71,6 +82,28 @@ class Faults:
             if host.node is not None:
                 host.node.proceed()
             cluster.start(host)
+
+    def restore_etcd(self, backup: dict[str, Any] | None) -> None:
+        """Restore Etcd from a backup; by default from one of before the journals' creation."""
+        etcd = self.cluster.etcd
+        if etcd.is_up:
+            etcd.stop()
+        etcd.restore(backup or self._first_backup)
+        self._is_restored, self._lacks_journals = True, backup is None
+        etcd.start()
+
+    async def _accept_etcd(self) -> None:
+        """Do what an operator does with a restored Etcd."""
+        cluster = self.cluster
+        for _ in range(600):
+            if all(host.broker is not None and host.broker._is_composed for host in cluster.hosts):
+                break
+            await asyncio.sleep(0.1)
+        _log.warning("an operator accepts Etcd")
+        if self._lacks_journals:
+            await self._apply_specs()
+        for host in cluster.hosts:
+            accept_etcd(host.directory / "spools")
 
     async def _one(self, name: str, begins_in_s: float) -> None:
         await asyncio.sleep(begins_in_s)
@@ -299,6 +332,21 @@ async def _all_leave(faults: Faults) -> None:
     _log.warning("listings are new")
 
 
+async def _etcd_goes_back(faults: Faults) -> None:
+    """All brokers are killed, and Etcd is restored from a backup."""
+    cluster, rng = faults.cluster, faults.rng
+    backup = cluster.etcd.model.snapshot() if rng.random() < 0.5 else None
+    await asyncio.sleep(5 * rng.random())
+    await faults.amid_append()
+    hosts = list(cluster.hosts)
+    for host in hosts:
+        faults.kill(host)
+    _log.warning("Etcd is restored from %s", "a backup" if backup else "one without journals")
+    faults.restore_etcd(backup)
+    for host in hosts:
+        cluster.start(host)
+
+
 async def _drain(faults: Faults) -> None:
     host = faults.some_host()
     _log.warning("%s is to leave", host.name)
@@ -348,6 +396,7 @@ FAULTS: dict[str, Fault] = {
 FURTHER_FAULTS: dict[str, Fault] = {
     "store-tears": _store_tears,
     "all-leave": _all_leave,
+    "etcd-goes-back": _etcd_goes_back,
 }
 """Faults that other random numbers choose, so that seeds without them stay the same runs."""
 

@@ -41,6 +41,7 @@ BROKEN_BY = {
     "early-reads": (Promise.COMMITTED,),
     "names-of-objects": LOSS,
     "late-listings": LOSS,
+    "any-etcd": LOSS,
 }
 """Promises that each planted bug breaks."""
 
