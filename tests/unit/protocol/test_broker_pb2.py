@@ -27,7 +27,7 @@ MESSAGES = {
     "8 path_postfix string",
     "SHA1Sum": "1 part1 fixed64, 2 part2 fixed64, 3 part3 fixed32",
     "Route": "1 members *ProcessSpec.ID, 2 primary int32, 3 endpoints *string, "
-    "100 stored_end int64",
+    "101 stored_end int64",
     "Header": "1 process_id ProcessSpec.ID, 2 route Route, 3 etcd Header.Etcd",
     "Header.Etcd": "1 cluster_id uint64, 2 member_id uint64, 3 revision int64, 4 raft_term uint64",
     "ReadRequest": "1 header Header, 2 journal string, 3 offset int64, 4 block bool, "
@@ -46,8 +46,10 @@ MESSAGES = {
     "100 acknowledged_through int64, 101 stored_through int64",
     "ReplicateResponse": "1 status Status, 2 header Header, 3 fragment Fragment, "
     "4 registers LabelSet",
-    "ListRequest": "1 selector LabelSelector, 4 watch bool, 5 watch_resume Header",
-    "ListResponse": "1 status Status, 2 header Header, 3 journals *ListResponse.Journal",
+    "ListRequest": "1 selector LabelSelector, 4 watch bool, 5 watch_resume Header, "
+    "101 count_brokers bool",
+    "ListResponse": "1 status Status, 2 header Header, 3 journals *ListResponse.Journal, "
+    "101 brokers int32",
     "ListResponse.Journal": "1 spec JournalSpec, 2 mod_revision int64, 3 route Route, "
     "4 create_revision int64, 101 waiting ListResponse.Waiting",
     "ListResponse.Waiting": "1 brokers *ProcessSpec.ID",
