@@ -16,7 +16,12 @@ from gazette_sdk.shard.recovery.hints import flatten
 from gazette_sdk.shard.recovery.operation import crc32c
 from gazette_sdk.shard.recovery.segments import Segment
 
-__all__ = ["FSM", "LiveNode", "Outcome"]
+__all__ = ["FILE_HOLES_BYTES_MAX", "FSM", "HOLES_BYTES_MAX", "LiveNode", "Outcome"]
+
+FILE_HOLES_BYTES_MAX = 256 << 20
+"""Bytes of a file that may be skipped by writes behind its end. Databases skip a few pages."""
+HOLES_BYTES_MAX = 4 << 30
+"""Bytes of all files of a store that may be skipped."""
 
 
 class Outcome(enum.Enum):
@@ -32,6 +37,8 @@ class Outcome(enum.Enum):
     """The history goes on, but the file is gone later: the operation is not re-enacted."""
     EXPECTED_HINTED_FNODE = "expected the creation of a hinted fnode"
     NO_SUCH_LINK = "fnode has no such link"
+    TOO_SPARSE = "a write far behind the end of its file"
+    """The operation continues the history, and cannot be re-enacted: files would be huge."""
 
 
 @dataclass(slots=True)
@@ -42,11 +49,13 @@ class LiveNode:
         links: its paths.
         segments: of all operations of the file.
         size_bytes: end of its last byte.
+        hole_bytes: bytes that were skipped, when they were behind the end.
     """
 
     links: set[str] = field(default_factory=set)
     segments: list[Segment] = field(default_factory=list)
     size_bytes: int = 0
+    hole_bytes: int = 0
 
 
 class FSM:
@@ -79,6 +88,7 @@ class FSM:
         self.links: dict[str, int] = {}
         self.hinted_segments: deque[Segment] = deque(segments)
         self.hinted_fnodes: deque[int] = deque(fnodes)
+        self._hole_bytes = 0
         if self.hinted_segments:
             self._jump(self.hinted_segments[0])
 
@@ -120,6 +130,7 @@ class FSM:
             _extend(node, operation, log, first_offset, last_offset)
             if not node.links:
                 del self.live_nodes[fnode]
+                self._hole_bytes -= node.hole_bytes
         self.next_seq_no += 1
         self.next_checksum = crc32c(message, self.next_checksum)
         self.last_log = log
@@ -200,6 +211,14 @@ class FSM:
         if node is None:
             return 0, Outcome.FNODE_NOT_TRACKED
         if write.length:
+            hole = max(0, write.offset - node.size_bytes)
+            if (
+                node.hole_bytes + hole > FILE_HOLES_BYTES_MAX
+                or self._hole_bytes + hole > HOLES_BYTES_MAX
+            ):
+                return 0, Outcome.TOO_SPARSE
+            node.hole_bytes += hole
+            self._hole_bytes += hole
             node.size_bytes = max(node.size_bytes, write.offset + write.length)
         return write.fnode, Outcome.APPLIED
 

@@ -376,6 +376,13 @@ class Player:
             first_offset=self.offset,
             last_offset=self.offset + size + length,
         )
+        if outcome is Outcome.TOO_SPARSE:
+            write, size = operation.write, self.fsm.live_nodes[operation.write.fnode].size_bytes
+            self._fail(
+                f"{self.log} has at offset {self.offset} {outcome.value}: file {write.fnode} of"
+                f" {size} bytes is written at {write.offset}."
+                " No store does so: restore hints of an earlier time, or give the shard a new log"
+            )
         if outcome not in (Outcome.APPLIED, Outcome.FNODE_NOT_TRACKED):
             self._skipped(operation, outcome)
         else:

@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 from gazette_sdk.errors import ShardStoreError
 from gazette_sdk.shard.recovery.file_change import CreateFile, FileChange, RemoveFile, WriteFile
+from gazette_sdk.shard.recovery.fsm import HOLES_BYTES_MAX
 
 __all__ = ["PAGE_BYTES", "SqlitePages", "restore_database"]
 
@@ -184,18 +185,33 @@ def restore_database(directory: Path, database: Path) -> list[int]:
     Raises:
         ShardStoreError: the files are no database.
     """
-    files = {int(file.name): file for file in (directory / "pages").glob("*")}
+    files: dict[int, Path] = {}
+    for file in (directory / "pages").glob("*"):
+        extent = _extent_of(f"/pages/{file.name}")
+        if extent is None or file.stat().st_size > EXTENT_BYTES:
+            raise ShardStoreError(
+                f"{file} is no file of pages: their names are numbers, and they have"
+                f" {EXTENT_BYTES} bytes at most; restore hints of another time"
+            )
+        files[extent] = file
     if not files:
         return []
     if 0 not in files or files[0].stat().st_size < PAGE_BYTES:
         raise ShardStoreError(f"{directory}/pages lacks page 1; restore hints of another time")
+    with files[0].open("rb") as first:
+        size = _page_count(first.read(PAGE_BYTES)) * PAGE_BYTES
+    if size < PAGE_BYTES or size > len(files) * EXTENT_BYTES + HOLES_BYTES_MAX:
+        raise ShardStoreError(
+            f"{database} cannot be restored: its pages are of {size} bytes, in {len(files)} files"
+            f" of {EXTENT_BYTES} bytes; restore hints of another time"
+        )
     with database.open("wb") as joined:
         for extent, file in sorted(files.items()):
-            joined.seek(extent * EXTENT_BYTES)
-            joined.write(file.read_bytes())
-    with database.open("r+b") as joined:
-        # Behind the end are pages of a time at which the database was larger.
-        joined.truncate(_page_count(joined.read(PAGE_BYTES)) * PAGE_BYTES)
+            # Behind the end are pages of a time at which the database was larger.
+            if extent * EXTENT_BYTES < size:
+                joined.seek(extent * EXTENT_BYTES)
+                joined.write(file.read_bytes())
+        joined.truncate(size)
     for file in files.values():
         file.unlink()
     return sorted(files)

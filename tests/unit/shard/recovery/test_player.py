@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gazette_sdk.errors import DecodeError, RecoveryError, ValidationError
+from gazette_sdk.errors import DecodeError, GazetteError, RecoveryError, ValidationError
 from gazette_sdk.protocol import recoverylog_pb2 as pb
 from gazette_sdk.shard.recovery.file_change import (
     CreateFile,
@@ -19,9 +19,9 @@ from gazette_sdk.shard.recovery.file_change import (
     SetProperty,
     WriteFile,
 )
-from gazette_sdk.shard.recovery.fsm import FSM
+from gazette_sdk.shard.recovery.fsm import FILE_HOLES_BYTES_MAX, FSM
 from gazette_sdk.shard.recovery.hints import from_bytes
-from gazette_sdk.shard.recovery.operation import frame_operation
+from gazette_sdk.shard.recovery.operation import HEADER_BYTES, crc32c, frame_operation
 from gazette_sdk.shard.recovery.player import (
     CreateNode,
     Player,
@@ -463,3 +463,72 @@ def test_missing_content_up_to_the_head_is_an_error_until_somebody_appends() -> 
     accepted.head()
     accepted.finish()
     assert accepted.fsm.links == {"/a": 1}
+
+
+# ------------------------------------------------------------------ sparse files
+
+TIB = 1 << 40
+
+
+def written_at(*offsets: int, files: int = 1) -> bytes:
+    """A log of files, in each of which a byte is written at each offset."""
+    operations: list[tuple[pb.RecordedOp, bytes]] = []
+    checksum = 0
+    sequence = itertools.count(1)
+    out = bytearray()
+    for number in range(files):
+        fnode = next(sequence)
+        create = pb.RecordedOp.Create(path=f"/file-{number}")
+        operations.append((pb.RecordedOp(seq_no=fnode, create=create), b""))
+        for offset in offsets:
+            write = pb.RecordedOp.Write(fnode=fnode, offset=offset, length=1)
+            operations.append((pb.RecordedOp(seq_no=next(sequence), write=write), b"x"))
+    for operation, payload in operations:
+        operation.author, operation.checksum = 7, checksum
+        frame = frame_operation(operation)
+        checksum = crc32c(frame[HEADER_BYTES:], checksum)
+        out += frame + payload
+    return bytes(out)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        written_at(8 * TIB),
+        written_at(2**63 - 2),
+        written_at(0, FILE_HOLES_BYTES_MAX + 2),
+        # By many small steps, and over many files.
+        written_at(*range(0, 8 * TIB, TIB // 4096)),
+        written_at(FILE_HOLES_BYTES_MAX, files=17),
+    ],
+)
+def test_a_log_that_makes_huge_sparse_files_is_refused(log: bytes, tmp_path: Path) -> None:
+    with pytest.raises(RecoveryError, match="a write far behind the end of its file"):
+        play({LOG: log}, empty(), tmp_path / "store")
+    for path in (tmp_path / "store").rglob("*"):
+        status = path.stat()
+        assert status.st_size <= FILE_HOLES_BYTES_MAX + 3
+        assert status.st_blocks * 512 <= 1 << 20
+
+
+def test_the_holes_of_a_database_are_played(tmp_path: Path) -> None:
+    log = written_at(4 << 20, 12 << 20, 1 << 20, files=3)
+    play({LOG: log}, empty(), tmp_path / "store")
+    assert {len(held) for held in files_of(tmp_path / "store").values()} == {(12 << 20) + 1}
+
+
+def test_holes_of_files_that_are_gone_do_not_count(tmp_path: Path) -> None:
+    fsm = FSM(empty())
+    recorder = Recorder(fsm, log=LOG, author=7, write_head=0)
+    for _ in range(40):
+        recorder.record(
+            [CreateFile("/a"), WriteFile("/a", FILE_HOLES_BYTES_MAX, b"x"), RemoveFile("/a")]
+        )
+
+
+@pytest.mark.parametrize("offset", [8 * TIB, 2**63 - 2, FILE_HOLES_BYTES_MAX + 2])
+def test_a_huge_sparse_file_is_not_recorded(offset: int) -> None:
+    recorder = Recorder(FSM(empty()), log=LOG, author=7, write_head=0)
+    recorder.record([CreateFile("/a", b"a")])
+    with pytest.raises(GazetteError, match="far behind the end of its file"):
+        recorder.record([WriteFile("/a", offset, b"x")])

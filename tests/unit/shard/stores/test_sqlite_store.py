@@ -243,3 +243,28 @@ def test_a_damaged_checkpoint_is_refused(tmp_path) -> None:
     store._connection.execute("UPDATE gazette_checkpoint SET checkpoint = ?", (stored[10:],))
     assert store.restore() == checkpoint_of(1), "as Gazette, and earlier releases, stored it"
     store.destroy()
+
+
+@pytest.mark.parametrize("name", ["0", "7", "first"])
+def test_pages_that_would_make_a_huge_database_are_refused(tmp_path, name) -> None:
+    (tmp_path / "pages").mkdir()
+    page = bytearray(4096)
+    if name == "0":
+        page[28:32] = (1 << 31).to_bytes(4, "big")  # of 8 TiB
+    (tmp_path / "pages" / "0").write_bytes(page)
+    with (tmp_path / "pages" / name).open("r+b" if name == "0" else "wb") as file:
+        file.truncate(4096 if name != "7" else 8 << 20)
+    store = SqliteStore(tmp_path)
+    with pytest.raises(ShardStoreError, match="restore hints of another time"):
+        store.restore()
+    assert not (tmp_path / "database.sqlite").exists()
+    store.destroy()
+
+
+def test_a_first_page_of_zeros_is_no_empty_database(tmp_path) -> None:
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "pages" / "0").write_bytes(bytes(8192))
+    store = SqliteStore(tmp_path)
+    with pytest.raises(ShardStoreError, match="of 0 bytes"):
+        store.restore()
+    store.destroy()
