@@ -27,6 +27,11 @@ class Outage:
         self._begun_s = 0.0
         self._failures = 0
 
+    @property
+    def is_open(self) -> bool:
+        """True from the first failure to the next success."""
+        return self._failures > 0
+
     def failed(self, error: object) -> None:
         """Note a failed attempt."""
         self._failures += 1

@@ -30,6 +30,7 @@
     │   └── UnreadableStateError     a value of the state would not be read again as it is
     ├── BackPressureError            the bound of unsent messages is reached
     ├── DeliveryTimeoutError         an append was not acknowledged in time
+    ├── ReentrantCallError           a call in a signal handler would wait for the call below it
     ├── UserCodeError                user code raised what ends an iteration, a task or a process
     └── ClosedError                  used after it was closed
 
@@ -46,6 +47,7 @@ from gazette_sdk.errors.base import (
     ClosedError,
     ConfigurationError,
     GazetteError,
+    ReentrantCallError,
     UserCodeError,
     ValidationError,
 )
@@ -145,6 +147,7 @@ __all__ = [
     "OversizedFrameError",
     "ProposalMismatchError",
     "RecoveryError",
+    "ReentrantCallError",
     "RegisterMismatchError",
     "ShardStatusError",
     "ShardStoreError",

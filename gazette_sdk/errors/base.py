@@ -8,6 +8,7 @@ __all__ = [
     "ClosedError",
     "ConfigurationError",
     "GazetteError",
+    "ReentrantCallError",
     "UserCodeError",
     "ValidationError",
 ]
@@ -75,6 +76,14 @@ class ClosedError(GazetteError):
     """A closed object was used.
 
     Remedy: create another one. Publishers, readers and transports cannot be opened again.
+    """
+
+
+class ReentrantCallError(GazetteError):
+    """A call was made within another one of the same thread, for which it would wait for ever.
+
+    Remedy: in a signal handler set a flag, and make the call in the main code; in a finalizer or a
+    log handler hand the work to another thread, as with a ``queue.SimpleQueue``.
     """
 
 

@@ -64,7 +64,7 @@ class Clock:
 
     def __init__(self, value: int = 0) -> None:
         self.value = value
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may publish within
 
     def update(self, unix_ns: int) -> None:
         """Advance to a time in nanoseconds since 1970, unless the clock is later."""
@@ -81,4 +81,4 @@ class Clock:
 
     def unlock(self) -> None:
         """Replace the lock in a forked child, as another thread of the parent may have held it."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may publish within

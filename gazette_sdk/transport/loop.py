@@ -12,28 +12,35 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import contextlib
 import logging
 import os
 import threading
+import weakref
 from abc import abstractmethod
 from collections.abc import Coroutine
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar, cast
 
 from gazette_sdk.contexts import Startable
-from gazette_sdk.errors import GazetteError
+from gazette_sdk.errors import GazetteError, ReentrantCallError
 from gazette_sdk.user_code import described
 
 __all__ = [
     "LoopStartable",
+    "OwnedLock",
     "adopt_running_loop",
+    "check_reentry",
+    "guarded",
     "home_loop",
     "is_in_coroutine",
     "is_on_sdk_loop",
     "is_running",
+    "new_lock",
     "on_loop",
     "on_sdk_loop",
     "post",
+    "reentrant_call",
     "run",
     "sdk_loop",
 ]
@@ -49,18 +56,85 @@ STOP_TIMEOUT_S = 2.0
 """Bound of the wait for cancelled tasks at the end of the process."""
 
 
+class OwnedLock(Protocol):
+    """Lock that knows the thread which holds it, as ``threading.RLock``."""
+
+    def acquire(self, *, blocking: bool = True) -> bool:
+        """Take it; return False if another thread has it, and waiting is not wanted."""
+
+    def release(self) -> None:
+        """Release it."""
+
+    def __enter__(self) -> bool: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def _is_owned(self) -> bool:
+        """Return True if the calling thread holds it."""
+
+
+_locks: weakref.WeakSet[OwnedLock] = weakref.WeakSet()
+
+
+def new_lock() -> OwnedLock:
+    """Return a lock that an event loop takes, too. Take it as ``with guarded(lock)``.
+
+    A signal handler, a finalizer or a log handler may run between any two steps of a thread that
+    holds it. What it does would wait for that thread, or see what is half changed.
+    """
+    lock = cast("OwnedLock", threading.RLock())
+    _locks.add(lock)
+    return lock
+
+
+def guarded(lock: OwnedLock) -> OwnedLock:
+    """Return a lock to take.
+
+    Raises:
+        ReentrantCallError: the calling thread holds it already.
+    """
+    if lock._is_owned():  # noqa: SLF001 - of threading.RLock, which Condition calls, too
+        raise reentrant_call()
+    return lock
+
+
+def check_reentry() -> None:
+    """Refuse to block a thread that holds a lock for which an event loop may wait.
+
+    Raises:
+        ReentrantCallError: it does, below the calling code.
+    """
+    for lock in _known_locks():
+        guarded(lock)
+
+
+def _known_locks() -> list[OwnedLock]:
+    while True:
+        with contextlib.suppress(RuntimeError):  # another thread adds one
+            return list(_locks)
+
+
+def reentrant_call() -> ReentrantCallError:
+    """Return the error of a call within another one of the same thread."""
+    return ReentrantCallError(
+        "this call was made within another call of the same thread, as by a signal handler, a"
+        " finalizer (`__del__`) or a log handler, and would wait for it for ever; set a flag there,"
+        " and make the call in the main code, or hand it to another thread"
+    )
+
+
 class _Loops:
     """Which loop is the SDK's; one instance per process."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = new_lock()
         self.adopted: asyncio.AbstractEventLoop | None = None
         self.background: asyncio.AbstractEventLoop | None = None
         self.thread: threading.Thread | None = None
         self.posted: set[concurrent.futures.Future[Any]] = set()
 
     def current(self) -> asyncio.AbstractEventLoop:
-        with self.lock:
+        with guarded(self.lock):
             if self.adopted is not None and not self.adopted.is_closed():
                 return self.adopted
             if self.background is None or self.background.is_closed():
@@ -100,7 +174,7 @@ class _Loops:
 
     def stop(self) -> None:
         """End the background loop: cancel what runs on it, then wait for it within a bound."""
-        with self.lock:
+        with guarded(self.lock):
             loop, thread = self.background, self.thread
             self.background = self.thread = None
         if loop is None or thread is None or not thread.is_alive():
@@ -151,7 +225,7 @@ def adopt_running_loop() -> None:
     closed, the background loop serves again.
     """
     loop = asyncio.get_running_loop()
-    with _loops.lock:
+    with guarded(_loops.lock):
         _loops.adopted = loop
 
 
@@ -204,6 +278,7 @@ def run(
     Raises:
         TimeoutError: it did not end in time, and was cancelled.
         GazetteError: called from that loop, which would wait for itself for ever.
+        ReentrantCallError: called within another call, for which the loop may wait.
     """
     loop = loop or sdk_loop()
     if is_running(loop):
@@ -212,6 +287,11 @@ def run(
             "a blocking call was made on the SDK's own event loop and would wait for itself; "
             "inside of a coroutine `await` the asynchronous form instead"
         )
+    try:
+        check_reentry()
+    except ReentrantCallError:
+        coroutine.close()
+        raise
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
         return future.result(timeout)

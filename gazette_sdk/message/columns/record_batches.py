@@ -66,23 +66,13 @@ class RecordBatches:
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         self._batches.begin(blocks=True)
-        while True:
-            while (batch := self._next()) is not None:
-                yield batch
-            taken = self._batches.next_batch()
-            if taken is None:
-                return
-            self._add(taken)
+        while (batch := self._take()) is not None:
+            yield batch
 
     async def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
         self._batches.begin()
-        while True:
-            while (batch := self._next()) is not None:
-                yield batch
-            taken = await self._batches.next_batch_async()
-            if taken is None:
-                return
-            self._add(taken)
+        while (batch := await self._take_async()) is not None:
+            yield batch
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """Return the batches as a stream of Arrow's C interface."""
@@ -101,6 +91,26 @@ class RecordBatches:
         await self._batches.aclose()
 
     # ----------------------------------------------------------------- batches
+
+    def _take(self) -> pa.RecordBatch | None:
+        """Return the next batch, in turn with other threads; None at the end."""
+        with self._batches.taking():
+            while (batch := self._next()) is None:
+                taken = self._batches.next_batch()
+                if taken is None:
+                    break
+                self._add(taken)
+            return batch
+
+    async def _take_async(self) -> pa.RecordBatch | None:
+        """Return the next batch, in turn with other tasks; None at the end."""
+        async with self._batches.taking_async():
+            while (batch := self._next()) is None:
+                taken = await self._batches.next_batch_async()
+                if taken is None:
+                    break
+                self._add(taken)
+            return batch
 
     def _add(self, taken: Sequence[Row] | Iterator[Row]) -> bool:
         """Take over a batch of the batch reader. Return True if it was delivered in bulk."""

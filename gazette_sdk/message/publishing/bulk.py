@@ -32,6 +32,7 @@ from gazette_sdk.message.publishing.receipt import BatchReceipt
 from gazette_sdk.message.publishing.rows import is_arrow, known_keys, rows_of, table_of
 from gazette_sdk.message.publishing.sender import AnyMapping, Sender, no_mapping
 from gazette_sdk.message.uuid import PRODUCER_BYTES, Stamp
+from gazette_sdk.transport.loop import guarded
 from gazette_sdk.user_code import call, call_each
 
 __all__ = ["SLICE_COUNT", "Routed", "Slice", "publish_batch"]
@@ -87,6 +88,7 @@ class _Batch:
         self._sender = sender
         self._mapping = mapping
         self._sequences = sequences
+        self._is_adding = False
         self._table = None
         self._messages: Sequence[Any] = ()
         if is_arrow(messages):
@@ -161,7 +163,7 @@ class _Batch:
             try:
                 self._add(part, receipt)
             except BaseException as error:
-                self._sender.note_interrupt(error)
+                self._sender.note_interrupt(error, is_adding=self._is_adding)
                 raise
         return receipt
 
@@ -176,13 +178,13 @@ class _Batch:
                 f" {sender.pending_bytes_max} bytes may be pending; publish smaller batches, or"
                 " raise pending_bytes_max"
             )
-        with sender.lock:
+        with guarded(sender.lock):
             sender.wait_for_room()
 
     def _add(self, part: Slice, receipt: BatchReceipt) -> None:
         sender, sequences = self._sender, self._sequences
         must_send = []
-        with sender.lock:
+        with guarded(sender.lock):
             if sender.may_block:
                 sender.wait_for_room()
             if sender.is_closed:
@@ -193,7 +195,9 @@ class _Batch:
             else:
                 first = sender.clock.tick(part.count)
                 stamp.clock = first + (part.count - 1) * TICK
-            for outbox, first_index, frames, count in part.frames(stamp, first):
+            framed = part.frames(stamp, first)
+            self._is_adding = True
+            for outbox, first_index, frames, count in framed:
                 append, begin = outbox.add_frames(frames)
                 if sequences is None:
                     append.context = sender
@@ -204,6 +208,7 @@ class _Batch:
                     must_send.append(outbox.appender)
         for appender in must_send:
             appender.send()
+        self._is_adding = False
 
 
 def _located(error: UserCodeError, begin: int) -> UserCodeError:

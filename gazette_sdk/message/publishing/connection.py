@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Callable
 
 from gazette_sdk.message.publishing.deferred import Deferred
@@ -13,7 +12,7 @@ from gazette_sdk.transport.append.pending import PendingAppend
 from gazette_sdk.transport.append.service import AppendService
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
-from gazette_sdk.transport.loop import home_loop, is_running, on_loop, run, sdk_loop
+from gazette_sdk.transport.loop import OwnedLock, home_loop, is_running, on_loop, run, sdk_loop
 
 __all__ = ["BATCH_BYTES_MAX", "PublisherConnection", "loop_of"]
 
@@ -41,7 +40,7 @@ class PublisherConnection:
     def __init__(
         self,
         transport: Transport | None,
-        lock: threading.Lock,
+        lock: OwnedLock,
         *,
         is_background: bool,
         pending_bytes_max: int,

@@ -17,6 +17,7 @@ from gazette_sdk.message.publishing.intents import AckIntents
 from gazette_sdk.message.publishing.outbox import Outbox
 from gazette_sdk.message.uuid import PRODUCER_BYTES, Stamp, new_producer_id
 from gazette_sdk.transport.append.pending import AnyFuture, PendingAppend
+from gazette_sdk.transport.loop import guarded
 
 if TYPE_CHECKING:
     from gazette_sdk.message.publishing.sender import Sender
@@ -109,7 +110,7 @@ class Sequences:
         self._sender = sender
         self._acknowledgements: dict[str, Any] = {}
         self._clocks: dict[str, int] = {}  # of the acknowledgements, once they are built
-        with sender.lock:
+        with guarded(sender.lock):
             if sender.is_closed:
                 raise sender.closed_error()
             idle = sender.idle_producers
@@ -161,7 +162,7 @@ class Sequences:
             ClosedError: the transaction has ended.
         """
         clock = self._sender.clock
-        with self._sender.lock:
+        with guarded(self._sender.lock):
             stamp = self.stamp
             self.is_ended = True
             frames = {}
@@ -189,7 +190,7 @@ class Sequences:
         Raises:
             ClosedError: the publisher is closed.
         """
-        with self._sender.lock:
+        with guarded(self._sender.lock):
             if any(part.failed for part in self.parts.values()):
                 return None
             frames = [(part.outbox, intents[name]) for name, part in self.parts.items()]
@@ -207,7 +208,7 @@ class Sequences:
             ClosedError: the publisher is closed.
         """
         acknowledged = self._producer.acknowledged
-        with self._sender.lock:
+        with guarded(self._sender.lock):
             self.is_ended = True
             frames = []
             for journal, part in self.parts.items():
@@ -226,7 +227,7 @@ class Sequences:
         """
         if is_acknowledged:
             self.note_acknowledged()
-        with self._sender.lock:
+        with guarded(self._sender.lock):
             self._sender.idle_producers.append(self._producer)
 
     def note_acknowledged(self) -> None:

@@ -31,7 +31,7 @@ from gazette_sdk.message.publishing.sender import AnyMapping, Sender, open_sende
 from gazette_sdk.message.publishing.transaction import Transaction
 from gazette_sdk.transport.append.pending import PendingAppend, all_ended, any_ended
 from gazette_sdk.transport.base import Transport, check_transport
-from gazette_sdk.transport.loop import on_loop
+from gazette_sdk.transport.loop import guarded, on_loop
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -304,6 +304,8 @@ class Publisher:
 
         Raises:
             ReceiptTimeoutError: not everything was acknowledged in time.
+            ReentrantCallError: called in a signal handler, a finalizer or a log handler, within
+                another call of the publisher.
             GazetteError: the first failure since the last flush.
         """
         if self._sender.is_on_loop:
@@ -311,6 +313,7 @@ class Publisher:
                 "waiting here would block the publisher's event loop: `await aflush()`, or"
                 " `await aclose()`"
             )
+        self._sender.check_reentry()
         deadline = None if timeout is None else time.monotonic() + timeout
         for appends in (self._sender.deferred.pending, self._sender.pending):
             for append in appends():
@@ -343,8 +346,11 @@ class Publisher:
                 given up.
 
         Raises:
+            ReentrantCallError: called in a signal handler, a finalizer or a log handler, within
+                another call of the publisher. It is not closed.
             GazetteError: as :meth:`flush`. The publisher is closed nevertheless.
         """
+        self._sender.check_reentry()
         try:
             if not self._sender.is_closed:  # it was not interrupted, either
                 self.flush(timeout)
@@ -453,7 +459,7 @@ def _no_such_journal() -> Iterator[None]:
 
 def _add_frames(sender: Sender, frames: Mapping[str, bytes]) -> BatchReceipt:
     receipt = BatchReceipt()
-    with sender.lock:
+    with guarded(sender.lock):
         added, must_send = sender.add_frames(
             (sender.outboxes[journal], frame) for journal, frame in frames.items()
         )

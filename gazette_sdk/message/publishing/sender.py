@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from gazette_sdk.errors import BackPressureError, ClosedError, MappingError
 from gazette_sdk.message.clock import Clock
@@ -33,7 +33,16 @@ from gazette_sdk.message.uuid import Stamp, new_producer_id
 from gazette_sdk.transport.append.appender import JournalAppender
 from gazette_sdk.transport.append.pending import AnyFuture, PendingAppend
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.loop import is_in_coroutine, is_running, on_loop, run
+from gazette_sdk.transport.loop import (
+    check_reentry,
+    guarded,
+    is_in_coroutine,
+    is_running,
+    new_lock,
+    on_loop,
+    reentrant_call,
+    run,
+)
 from gazette_sdk.user_code import call
 
 if TYPE_CHECKING:
@@ -92,7 +101,7 @@ class Sender:
     ) -> None:
         self.outboxes: dict[str, Outbox] = {}
         self.idle_producers: list[Producer] = []
-        self.lock = threading.Lock()
+        self.lock = new_lock()
         self.stamp = Stamp(new_producer_id())
         self.stamp.flags = OUTSIDE_TXN
         self.clock = clock
@@ -106,7 +115,7 @@ class Sender:
         self.blocks = blocks
         self._delivery_timeout_s = delivery_timeout_s
         self._mapping_timeout_s = mapping_timeout_s
-        self._has_room = threading.Condition(self.lock)
+        self._has_room = threading.Condition(cast("Any", self.lock))
         self._room_waiters = 0
         self._failure: BaseException | None = None
         self._interruption: ClosedError | None = None
@@ -148,7 +157,9 @@ class Sender:
 
         return self.deferred.add(publish, lambda append: Receipt(append, 0, 0), sequences)
 
-    def _add(self, outbox: Outbox, message: Any, sequences: Sequences | None) -> Receipt:
+    def _add(  # noqa: C901, PLR0912 - done for every message, without further calls
+        self, outbox: Outbox, message: Any, sequences: Sequences | None
+    ) -> Receipt:
         """Stamp and encode a message behind what waits for its journal.
 
         Raises:
@@ -159,6 +170,9 @@ class Sender:
         if sequences is not None:
             sequences.expect(outbox, message)
         appender = outbox.appender
+        if self.lock._is_owned():  # noqa: SLF001 - guarded() without the call
+            raise reentrant_call()
+        is_adding = False
         try:
             with self.lock:
                 if appender.service.pending_bytes >= self.pending_bytes_max:
@@ -179,9 +193,11 @@ class Sender:
                     length_bytes = len(payload) + 1
                     if length_bytes > outbox.frame_bytes_max:
                         raise outbox.oversized(length_bytes)  # noqa: TRY301 - as above
+                    is_adding = True
                     append.content += payload + b"\n"
                 else:
                     length_bytes = outbox.encode(payload, append.content)
+                is_adding = True
                 append.length_bytes = last = first + length_bytes
                 must_send = appender.push(append, length_bytes)
                 if sequences is None:
@@ -191,13 +207,19 @@ class Sender:
             if must_send:
                 appender.send()
         except BaseException as error:
-            self.note_interrupt(error)
+            self.note_interrupt(error, is_adding=is_adding)
             raise
         return Receipt(append, first, last)
 
-    def note_interrupt(self, error: BaseException) -> None:
-        """Fail the publisher if its thread was interrupted at work."""
-        if isinstance(error, Exception):
+    def note_interrupt(self, error: BaseException, *, is_adding: bool = False) -> None:
+        """Fail the publisher if its thread was interrupted at work.
+
+        Args:
+            error: the exception.
+            is_adding: messages were being added: also an Exception is an interrupt then, which a
+                signal handler raised.
+        """
+        if isinstance(error, Exception) and not is_adding:
             return
         doubt = "what that call published"
         if self.pending():
@@ -330,7 +352,7 @@ class Sender:
 
     def _open(self, journal: str, content_type: str) -> Outbox:
         opened = Outbox(self.connection().appends.appender(journal), content_type)
-        with self.lock:
+        with guarded(self.lock):
             return self.outboxes.setdefault(journal, opened)
 
     # ------------------------------------------------------- room and failures
@@ -367,6 +389,16 @@ class Sender:
         if self._connection is not None:
             await self._connection.appends.room()
 
+    def check_reentry(self) -> None:
+        """Refuse to wait within a call of the same thread, which this would wait for.
+
+        Raises:
+            ReentrantCallError: it is one.
+        """
+        check_reentry()
+        if self._connection is not None:
+            self._connection.appends.check_reentry()
+
     def pending(self) -> list[PendingAppend]:
         """Return all appends that are not acknowledged."""
         return [] if self._connection is None else self._connection.appends.pending()
@@ -383,12 +415,12 @@ class Sender:
 
     def note_failure(self, error: BaseException) -> None:
         """Remember a failure, unless there is an earlier one."""
-        with self.lock:
+        with guarded(self.lock):
             self._failure = self._failure or error
 
     def raise_failure(self) -> None:
         """Raise the first failure since this was last called."""
-        with self.lock:
+        with guarded(self.lock):
             failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
@@ -403,7 +435,7 @@ class Sender:
         """
         connection = self._connection
         if connection is None:
-            with self.lock:
+            with guarded(self.lock):
                 if self.is_closed:
                     raise self.closed_error()
                 connection = self._connection
@@ -443,7 +475,7 @@ class Sender:
 
     def refuse_more(self) -> None:
         """Refuse messages from now on; threads that wait for room get an error."""
-        with self.lock:
+        with guarded(self.lock):
             self.is_closed = True
             self._has_room.notify_all()
 
@@ -474,8 +506,8 @@ class Sender:
 
     def forked(self) -> None:
         """In a forked child: refuse everything. The parent sends what it was given."""
-        self.lock = threading.Lock()  # another thread of the parent may have held it
-        self._has_room = threading.Condition(self.lock)
+        self.lock = new_lock()  # another thread of the parent may have held it
+        self._has_room = threading.Condition(cast("Any", self.lock))
         self.is_forked = True
         if self.clock is not None:
             self.clock.unlock()

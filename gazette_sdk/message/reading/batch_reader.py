@@ -10,11 +10,14 @@ batches: whatever the decoders return.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import threading
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Generic, Literal, TypeAlias, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Generic, Literal, TypeAlias, TypeVar, cast
 
 from gazette_sdk.errors import (
     ClosedError,
@@ -41,7 +44,7 @@ from gazette_sdk.message.reading.plan import Plan
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
-from gazette_sdk.transport.loop import is_running
+from gazette_sdk.transport.loop import OwnedLock, guarded, is_running
 from gazette_sdk.user_code import call
 
 __all__ = ["Batch", "BatchReader", "OnError"]
@@ -72,6 +75,9 @@ class BatchReader(Generic[T]):
         new_decoder: returns the decoder of a journal, or of a range of it that is read again.
         delivery: decides which messages are delivered, and when; keeps offsets and state.
         on_error: treatment of content that is no message.
+
+    Attributes:
+        lock: held by the consumer that takes a batch, or a message of an iterator.
     """
 
     def __init__(
@@ -99,6 +105,8 @@ class BatchReader(Generic[T]):
         self._stop_when_dropped: weakref.finalize[..., BatchReader[T]] | None = None
         self._is_closed = False
         self._process_id = os.getpid()
+        self.lock = cast("OwnedLock", threading.RLock())
+        self._turn = asyncio.Lock()
 
     # --------------------------------------------------------------- position
 
@@ -132,6 +140,42 @@ class BatchReader(Generic[T]):
         Loses nothing, but behind a transaction that is open messages may be delivered again.
         """
         return self._delivery.offsets(left)
+
+    # ------------------------------------------------------------------- turns
+
+    @contextmanager
+    def taking(self) -> Iterator[None]:
+        """Take batches in turns with other threads, each of which waits here.
+
+        Raises:
+            ReentrantCallError: the thread takes one already, below this call.
+        """
+        if self._process_id != os.getpid():
+            yield  # another thread of the parent may have it; what follows is refused
+            return
+        with guarded(self.lock):
+            yield
+
+    @asynccontextmanager
+    async def taking_async(self) -> AsyncIterator[None]:
+        """Take batches in turns with other tasks of the event loop, each of which waits here.
+
+        Raises:
+            GazetteError: a thread, or a task of another event loop, takes one.
+        """
+        try:
+            await self._turn.acquire()
+        except RuntimeError as error:  # it is of another loop
+            raise _in_use() from error
+        try:
+            if not self.lock.acquire(blocking=False):
+                raise _in_use()
+            try:
+                yield
+            finally:
+                self.lock.release()
+        finally:
+            self._turn.release()
 
     # -------------------------------------------------------------------- next
 
@@ -461,3 +505,10 @@ class BatchReader(Generic[T]):
         if self._stop_when_dropped is not None:
             self._stop_when_dropped.detach()
         return self._fetcher if self._process_id == os.getpid() else None
+
+
+def _in_use() -> GazetteError:
+    return GazetteError(
+        "another thread or event loop waits for messages of this reader: give each a Reader of its"
+        " own, or take all messages in one and hand them over by a queue"
+    )

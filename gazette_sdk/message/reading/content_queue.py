@@ -129,7 +129,7 @@ class ContentQueue:
         # Content in the queue that may grow, by journal.
         self._growing: dict[str, Content] = {}
         # Held while content is joined, or removed.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._has_room = asyncio.Event()
         self._room_awaited = False
         # A thread that waits acquires its gate twice; put() releases it. This wakes a thread

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
-from itertools import chain
 from operator import length_hint
-from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from gazette_sdk.contexts import AsyncClosable, Closable
 from gazette_sdk.errors import ConfigurationError
@@ -47,6 +46,8 @@ Isolation: TypeAlias = Literal["committed", "uncommitted"]
 RING_SIZE = 8192
 """Default number of messages of open transactions that are kept in memory."""
 
+_ListIterator: type[Iterator[Any]] = type(iter([]))
+
 BATCH_ROWS = 1 << 16
 """Default limit of the rows of a record batch."""
 
@@ -61,8 +62,9 @@ class Reader(Closable, AsyncClosable, Generic[M]):
 
     Without ``block``, iteration ends at the write heads; another iteration goes on from there.
     Content is fetched ahead in the background and decoded a chunk at a time. After ``break`` or an
-    interrupt, another iteration, plain or asynchronous, goes on where it stopped. A reader has
-    one consumer at a time.
+    interrupt, another iteration, plain or asynchronous, goes on where it stopped. Several threads
+    with a ``for`` loop each, or several tasks of one event loop, share the messages: each goes to
+    one of them. One iterator is of one thread or task at a time; another one gets an error.
 
     Each message is delivered once, when it is committed. Duplicates of a producer's retries are
     dropped. Messages of a transaction are delivered when it is acknowledged, those of one journal
@@ -318,28 +320,45 @@ class Reader(Closable, AsyncClosable, Generic[M]):
     def __iter__(self) -> Iterator[Envelope[M]]:
         self._check_delivers_messages()
         self._batches.begin(blocks=True)
-        # No Python code runs per envelope, except the consumer's own.
-        return chain.from_iterable(self._iterators())
+        return self._envelopes()
 
-    def _iterators(self) -> Iterator[Iterator[Envelope[M]]]:
-        """Yield an iterator of the rest of the batch at hand, then of each later batch."""
+    def _envelopes(self) -> Iterator[Envelope[M]]:
+        """Yield the rest of the batch at hand, then each later batch.
+
+        A generator, which refuses to be run by two threads at a time. Several of them take turns.
+        """
+        batches = self._batches
         while True:
-            yield self._left
-            batch = self._batches.next_batch()
-            if batch is None:
-                return
-            self._left = iter(batch)
+            left = self._left
+            if type(left) is _ListIterator:
+                yield from left  # no Python code runs per envelope, except the consumer's own
+            else:
+                while True:
+                    with batches.lock:
+                        envelope = next(left, None)
+                    if envelope is None:
+                        break
+                    yield envelope
+            with batches.taking():
+                if self._left is left:
+                    batch = batches.next_batch()
+                    if batch is None:
+                        return
+                    self._left = iter(batch)
 
     async def __aiter__(self) -> AsyncIterator[Envelope[M]]:
         self._check_delivers_messages()
         self._batches.begin()
         while True:
-            for envelope in self._left:
+            left = self._left
+            for envelope in left:
                 yield envelope
-            batch = await self._batches.next_batch_async()
-            if batch is None:
-                return
-            self._left = iter(batch)
+            async with self._batches.taking_async():
+                if self._left is left:
+                    batch = await self._batches.next_batch_async()
+                    if batch is None:
+                        return
+                    self._left = iter(batch)
 
     def _check_delivers_messages(self) -> None:
         if self._columns is not None:

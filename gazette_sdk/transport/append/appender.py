@@ -29,7 +29,7 @@ import enum
 import logging
 import threading
 import time
-from collections.abc import Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -47,7 +47,9 @@ from gazette_sdk.transport.append.queue import (
     QueueState,
 )
 from gazette_sdk.transport.append.route import AppendRoute, as_error
+from gazette_sdk.transport.loop import OwnedLock, guarded
 from gazette_sdk.transport.wires.base import BlockingCall
+from gazette_sdk.user_code import notify
 
 if TYPE_CHECKING:
     from gazette_sdk.transport.append.service import AppendService
@@ -102,6 +104,8 @@ class JournalAppender:
         self._route: AppendRoute | None = None
         self._inline: InlineAppend | None = None
         self._prepare_at = 0.0
+        self._receiver_thread = 0
+        self._notes: list[Callable[[], object]] = []  # log calls, made without the lock
         self._task: asyncio.Task[None] | None = None  # connects, pauses, or awaits `_inline`
         self._timer: asyncio.TimerHandle | None = None
         self._waits_for: AnyFuture | None = None
@@ -164,7 +168,7 @@ class JournalAppender:
         for future in after:
             if isinstance(future, PendingAppend):
                 future.call_in()  # nobody else may receive its answer soon
-        with self._lock:
+        with guarded(self._lock):
             self.service.check_open()
             if self.queue.state is QueueState.FAILED:
                 return self.queue.refused(request)
@@ -197,7 +201,7 @@ class JournalAppender:
 
     def pending(self) -> set[AnyFuture]:
         """Return futures of all appends that are not acknowledged."""
-        with self._lock:
+        with guarded(self._lock):
             return set(self.queue)
 
     # ----------------------------------------------------------------- sending
@@ -207,7 +211,7 @@ class JournalAppender:
         self.service.check_loop()
         settled: list[PendingAppend] = []
         outcome: Outcome | None = None
-        with self._lock:
+        with guarded(self._lock):
             if self._sender is Sender.INLINE:
                 assert self._inline is not None
                 if self._inline.call.wait(0):
@@ -218,7 +222,7 @@ class JournalAppender:
                 self._send_queued()
             elif self._sender is Sender.LOOP:
                 self._to_loop()
-        _settle(settled, outcome)
+        self._settle(settled, outcome)
 
     def _send_queued(self) -> None:
         """Send what is queued, inline if possible. The lock is held, and nobody else sends."""
@@ -277,21 +281,24 @@ class JournalAppender:
 
     def receive(self, append: PendingAppend, timeout_s: float | None) -> None:
         """See :class:`~gazette_sdk.transport.append.pending.Receiver`."""
+        if self._lock._is_owned():  # noqa: SLF001 - as guarded(); who waits is refused there
+            return
         self.service.check_loop()
         with self._lock:
             inline = self._inline
             if self._sender is not Sender.INLINE or inline is None or inline.append is not append:
                 return
             self._sender = Sender.RECEIVER
+            self._receiver_thread = threading.get_ident()
         try:
             is_over = inline.call.wait(self.service.bounded(timeout_s, append))
         except BaseException:
-            with self._lock:
+            with guarded(self._lock):
                 self._to_loop()
             raise
         settled: list[PendingAppend] = []
         outcome: Outcome | None = None
-        with self._lock:
+        with guarded(self._lock):
             if self._inline is not inline:  # the service was closed meanwhile
                 return
             if is_over:
@@ -302,12 +309,12 @@ class JournalAppender:
                 self._sender = Sender.INLINE
             else:
                 self._to_loop()
-        _settle(settled, outcome)
+        self._settle(settled, outcome)
 
     def leave_to_loop(self) -> None:
         """See :class:`~gazette_sdk.transport.append.pending.Receiver`."""
         self.service.check_loop()
-        with self._lock:
+        with guarded(self._lock):
             if self._sender is Sender.INLINE:
                 self._to_loop()
 
@@ -317,6 +324,12 @@ class JournalAppender:
         return (
             self._sender is Sender.INLINE and inline is not None and now - inline.sent_at >= after_s
         )
+
+    @property
+    def is_receiving_here(self) -> bool:
+        """See :class:`~gazette_sdk.transport.append.pending.Receiver`."""
+        is_here = self._receiver_thread == threading.get_ident()
+        return is_here and self._sender is Sender.RECEIVER
 
     @property
     def is_inline(self) -> bool:
@@ -357,7 +370,7 @@ class JournalAppender:
         self.service.watch_delivery()
         while self._task is None:
             append = failure = None
-            with self._lock:
+            with guarded(self._lock):
                 if self._sender is not Sender.LOOP:
                     return
                 if self._inline is not None:
@@ -421,7 +434,7 @@ class JournalAppender:
             self._linger.begun(time.monotonic(), append.count)
             metrics.count_appended(self.journal, append.length_bytes)
             return True
-        with self._lock:
+        with guarded(self._lock):
             self.queue.put_back(append)
             if not self.queue.in_flight:
                 self._start(self._open(route, append.request))
@@ -429,9 +442,9 @@ class JournalAppender:
 
     def _answered(self, append: PendingAppend, outcome: pb.AppendResponse | Exception) -> None:
         """Take the answer of an append in flight. A callback of the loop."""
-        with self._lock:
+        with guarded(self._lock):
             settled, result = self._answer(append, outcome)
-        _settle(settled, result)
+        self._settle(settled, result)
         self._pump()
 
     def _answer(
@@ -444,14 +457,17 @@ class JournalAppender:
         if isinstance(outcome, pb.AppendResponse) and outcome.status != pb.OK:
             outcome = status_error(append.request, outcome)
         if isinstance(outcome, Exception) and not isinstance(outcome, GazetteError | OSError):
-            logger.error("appending to %s failed", self.journal, exc_info=outcome)
+            self._notes.append(
+                partial(logger.error, "appending to %s failed", self.journal, exc_info=outcome)
+            )
             outcome = as_error(self.journal, outcome)
             terminal = True
         else:
             terminal = isinstance(outcome, Exception) and is_terminal(outcome)
         effect = self.queue.answered(append, outcome, is_terminal=terminal)
         if effect is QueueEffect.SETTLE:
-            self._outage.ended()
+            if self._outage.is_open:
+                self._notes.append(self._outage.ended)
             self.service.settled([append], None)
             return [append], outcome
         return self._drained(effect)
@@ -465,12 +481,25 @@ class JournalAppender:
         error = self.queue.error
         if effect is QueueEffect.RETRY:
             if self.queue.attempt > 1 or not is_transient(error):
-                self._outage.failed(error)
+                self._notes.append(partial(self._outage.failed, error))
             self._to_loop()
         elif effect is QueueEffect.FAIL:
             assert error is not None
             return self._fail(error), error
         return [], None
+
+    def _settle(self, appends: list[PendingAppend], outcome: Outcome | None) -> None:
+        """Settle appends, and log what was noted under the lock, without it.
+
+        A log handler may publish.
+        """
+        for append in appends:
+            assert outcome is not None
+            append.settle(outcome)
+        if self._notes:
+            notes, self._notes = self._notes, []
+            for note in notes:
+                notify(note)
 
     # ------------------------------------------------------------------- tasks
 
@@ -491,7 +520,7 @@ class JournalAppender:
     async def _pause(self) -> None:
         """Wait before the next attempt."""
         await self.service.pause(self.queue.attempt - 1)
-        with self._lock:
+        with guarded(self._lock):
             if self.queue.state is QueueState.PAUSED:
                 self.queue.resume()
 
@@ -500,7 +529,7 @@ class JournalAppender:
         try:
             await route.open(request)
         except GazetteError as error:
-            with self._lock:
+            with guarded(self._lock):
                 append = self.queue.begin()
             if append is not None:
                 self._answered(append, error)
@@ -508,20 +537,20 @@ class JournalAppender:
     async def _await_inline(self, inline: InlineAppend) -> None:
         """Receive the answer of an inline append that no thread received."""
         await inline.call.finish()
-        with self._lock:
+        with guarded(self._lock):
             if self._inline is not inline:
                 return
             settled, outcome = self._received()
             self._sender = Sender.LOOP
-        _settle(settled, outcome)
+        self._settle(settled, outcome)
 
     # ------------------------------------------------------------------ its end
 
     def fail(self, error: GazetteError) -> None:
         """Give up all appends. On the loop."""
-        with self._lock:
+        with guarded(self._lock):
             appends = self._fail(error)
-        _settle(appends, error)
+        self._settle(appends, error)
 
     def _fail(self, error: Exception) -> list[PendingAppend]:
         """Give up all appends. The lock is held."""
@@ -533,7 +562,7 @@ class JournalAppender:
 
     def expire(self, before: float, error: GazetteError) -> None:
         """Give up appends that were queued before a time, in monotonic seconds. On the loop."""
-        with self._lock:
+        with guarded(self._lock):
             had_in_flight = bool(self.queue.in_flight)
             cause = self.queue.error
             expired, effect = self.queue.expire(before)
@@ -546,29 +575,29 @@ class JournalAppender:
             if had_in_flight and not self.queue.in_flight and self._route is not None:
                 self._route.give_up()
             settled, outcome = self._drained(effect)
-        _settle(expired, error)
-        _settle(settled, outcome)
+        self._settle(expired, error)
+        self._settle(settled, outcome)
         self._pump()
 
     def abandon(self, error: GazetteError) -> None:
         """Give up all appends, of a loop that has ended or belongs to a parent process."""
-        with self._lock:
+        with guarded(self._lock):
             inline = None if self._sender is Sender.RECEIVER else self._inline
             self._route = self._inline = None
             self._sender = Sender.LOOP  # nobody sends from now on
             appends = self._fail(error)
         if inline is not None:
             inline.call.give_up("the event loop has ended")
-        _settle(appends, error)
+        self._settle(appends, error)
 
-    def forked(self, lock: threading.Lock) -> None:
+    def forked(self, lock: OwnedLock) -> None:
         """In a forked child: take the new lock; the inline append is the parent's."""
         self._lock = lock
         self._inline = None
 
     async def aclose(self) -> None:
         """Give up all appends. On the loop."""
-        with self._lock:
+        with guarded(self._lock):
             has_receiver = self._sender is Sender.RECEIVER
             self._sender = Sender.LOOP  # nobody sends from now on
             inline, self._inline = self._inline, None
@@ -591,9 +620,3 @@ class JournalAppender:
                 journal=self.journal,
             )
         )
-
-
-def _settle(appends: list[PendingAppend], outcome: Outcome | None) -> None:
-    for append in appends:
-        assert outcome is not None
-        append.settle(outcome)

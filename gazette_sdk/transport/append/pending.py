@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.loop import is_running
+from gazette_sdk.transport.loop import check_reentry, is_running, reentrant_call
 from gazette_sdk.user_code import notify
 
 __all__ = ["AnyFuture", "Outcome", "PendingAppend", "all_ended", "any_ended"]
@@ -41,6 +41,10 @@ class Receiver(Protocol):
 
     def receive(self, append: PendingAppend, timeout_s: float | None) -> None:
         """Receive the answer of an inline append on the calling thread, if nobody else does."""
+
+    @property
+    def is_receiving_here(self) -> bool:
+        """The calling thread receives an inline answer, below this call."""
 
     def leave_to_loop(self) -> None:
         """Let the event loop receive the answer of an inline append."""
@@ -193,6 +197,7 @@ class PendingAppend:
 
         Raises:
             GazetteError: called on the event loop that receives the answer.
+            ReentrantCallError: called within a call of the same thread that it waits for.
         """
         if self.outcome is None and self._loop is not None and is_running(self._loop):
             raise GazetteError(
@@ -202,6 +207,9 @@ class PendingAppend:
         if self.outcome is None and receiver is not None:
             receiver.receive(self, timeout_s)
         if self.outcome is None:
+            check_reentry()
+            if receiver is not None and receiver.is_receiving_here:
+                raise reentrant_call()
             ended = threading.Lock()
             ended.acquire()
 

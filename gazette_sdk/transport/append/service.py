@@ -30,7 +30,7 @@ from gazette_sdk.transport.append.pending import AnyFuture, PendingAppend, any_e
 from gazette_sdk.transport.append.queue import DependencyFailedError
 from gazette_sdk.transport.backoff import Pause, pause_append
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.loop import is_running
+from gazette_sdk.transport.loop import OwnedLock, guarded, is_running, new_lock, reentrant_call
 
 __all__ = ["AppendService", "AsyncAppend", "DependencyFailedError", "PendingAppend"]
 
@@ -73,7 +73,7 @@ class AppendService:
         transport: Transport,
         *,
         loop: asyncio.AbstractEventLoop | None = None,
-        lock: threading.Lock | None = None,
+        lock: OwnedLock | None = None,
         batch_bytes_max: int = BATCH_BYTES_MAX,
         pending_bytes_max: int = PENDING_BYTES_MAX,
         delivery_timeout_s: float | None = None,
@@ -83,7 +83,7 @@ class AppendService:
     ) -> None:
         self.transport = transport
         self.loop = loop or asyncio.get_running_loop()
-        self.lock = lock or threading.Lock()
+        self.lock = lock or new_lock()
         self.batch_bytes_max = batch_bytes_max
         self.is_sticky = is_sticky
         self.pause = pause
@@ -109,7 +109,7 @@ class AppendService:
         """Return the appender of a journal, by its name without metadata."""
         appender = self._appenders.get(journal)
         if appender is None:
-            with self.lock:
+            with guarded(self.lock):
                 appender = self._appenders.setdefault(journal, JournalAppender(self, journal))
         return appender
 
@@ -165,7 +165,7 @@ class AppendService:
             The newest append of each journal, and a failed one of each that failed for good.
         """
         found: set[AnyFuture] = set()
-        with self.lock:
+        with guarded(self.lock):
             for name, appender in self._appenders.items():
                 if name != journal and (newest := appender.newest()) is not None:
                     found.add(newest)
@@ -173,8 +173,18 @@ class AppendService:
 
     def pending(self) -> list[PendingAppend]:
         """Return all appends that are not acknowledged, oldest first for each journal."""
-        with self.lock:
+        with guarded(self.lock):
             return [append for each in self._appenders.values() for append in each.queue]
+
+    def check_reentry(self) -> None:
+        """Refuse to wait for appends within a call of the same thread that they wait for.
+
+        Raises:
+            ReentrantCallError: the thread holds the lock, or receives an answer, below this call.
+        """
+        with guarded(self.lock):
+            if any(each.is_receiving_here for each in self._appenders.values()):
+                raise reentrant_call()
 
     async def flush(self) -> None:
         """Wait until all that is pending has committed.
@@ -198,7 +208,7 @@ class AppendService:
     async def room(self) -> None:
         """Wait until less content is pending than the bound."""
         while self.is_full:
-            with self.lock:
+            with guarded(self.lock):
                 oldest = self._oldest()
             await any_ended(oldest)
 
@@ -223,7 +233,7 @@ class AppendService:
         self._closed_error = ClosedError("the append service was closed: make another one")
         if self._expiry is not None:
             self._expiry.cancel()
-        with self.lock:
+        with guarded(self.lock):
             appenders = list(self._appenders.values())
         for appender in appenders:
             await appender.aclose()
@@ -243,7 +253,7 @@ class AppendService:
         for appender in list(self._appenders.values()):
             appender.abandon(error)
 
-    def forked(self, lock: threading.Lock, error: GazetteError) -> None:
+    def forked(self, lock: OwnedLock, error: GazetteError) -> None:
         """In a forked child: give up everything, which the parent sends.
 
         Args:
@@ -302,7 +312,7 @@ class AppendService:
         before = time.monotonic() - self._delivery_timeout_s
         for journal, appender in list(self._appenders.items()):
             appender.expire(before, self._delivery_timeout(journal))
-        with self.lock:
+        with guarded(self.lock):
             queued_at = min((append.queued_at for append in self._oldest()), default=None)
         if queued_at is not None and self._expiry is None:
             wait_s = max(EXPIRY_PAUSE_S, queued_at - before)
@@ -334,7 +344,7 @@ class AppendService:
 
     def _sweep(self) -> None:
         now = time.monotonic()
-        with self.lock:
+        with guarded(self.lock):
             overdue = [each for each in self._inline if each.is_overdue(now, SWEEP_S)]
             self._inline = {each for each in self._inline if each.is_inline}
             self._is_sweeping = bool(self._inline)

@@ -92,7 +92,7 @@ class RouteCache:
         self.size = max(size, 0)
         self.ttl_s = ttl_s
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may publish within
         self._entries: OrderedDict[str, CachedRoute] = OrderedDict()
         self._brokers: dict[Peer, None] = {}
 

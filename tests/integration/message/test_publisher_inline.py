@@ -15,12 +15,14 @@ import pytest
 
 from gazette_sdk import Publisher, Reader, connect, embedded, mapping
 from gazette_sdk.embedded import EmbeddedCluster
+from gazette_sdk.errors import ReentrantCallError
 from gazette_sdk.message.publishing.receipt import Receipt, ReceiptTimeoutError
 from gazette_sdk.server.process import Server
 from gazette_sdk.server.tls import server_context
 from gazette_sdk.transport.append.appender import INLINE_BYTES_MAX
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.loop import run
+from gazette_sdk.transport.wires.stream.blocking_connection import StreamBlockingCall
 from gazette_sdk.transport.wires.tls import Tls
 from integration.message.topics import Topic
 from support.certificates import Authority
@@ -219,6 +221,39 @@ def test_an_inline_answer_is_received_in_each_way(wired: Wired, inline_appends, 
         _WAYS[way](publisher, receipt)
         assert are_done([receipt])
     assert [n for n in wired.numbers() if n >= 0] == list(range(count + 1))
+
+
+def test_a_handler_within_the_wait_for_an_inline_answer_does_not_wait_for_it(
+    topic: Topic, inline_appends, monkeypatch
+):
+    """As a signal handler does which interrupts result(); what it publishes is sent."""
+    topic.create(0)
+    transport = connect(f"{topic.cluster.address}?wire=stream")
+    publisher = Publisher(mapping.direct(topic.name(0)), transport=transport)
+    until_inline(publisher, inline_appends)
+    wait = StreamBlockingCall.wait
+    refused: list[ReentrantCallError] = []
+    published: list[Receipt] = []
+
+    def interrupted(self, timeout_s):
+        if timeout_s != 0 and not refused and threading.current_thread() is threading.main_thread():
+            published.append(publisher.publish({"n": -2}))
+            for call in (published[0].result, receipt.result, publisher.flush, publisher.close):
+                with pytest.raises(ReentrantCallError) as caught:
+                    call()
+                refused.append(caught.value)
+        return wait(self, timeout_s)
+
+    monkeypatch.setattr(StreamBlockingCall, "wait", interrupted)
+    for n in itertools.count():
+        receipt = publisher.publish({"n": n})
+        receipt.result(WAIT_S)
+        if refused:
+            break
+    published[0].result(WAIT_S)
+    publisher.close(WAIT_S)
+    assert len(refused) == 4
+    run(transport.aclose())
 
 
 def test_over_grpc_nothing_is_sent_inline(topic: Topic, inline_appends):

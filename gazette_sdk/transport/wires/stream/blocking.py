@@ -66,7 +66,7 @@ class BlockingClient(InlineSender):
         self._call_timeout_s = call_timeout_s
         self._head = Head(timeout_s=call_timeout_s)
         self._plain_head = self._head.encoded(None)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may publish within
         self._idle: dict[str, list[BlockingConnection]] = {}
         self._busy: dict[BlockingConnection, str] = {}
         self._policies: dict[str, DialPolicy] = {}
@@ -152,10 +152,10 @@ class BlockingClient(InlineSender):
             with self._lock:
                 if self.is_closed:
                     raise _closed_error(to)
-                idle = self._idle.get(endpoint)
-                if not idle:
+                try:
+                    connection = self._idle[endpoint].pop()
+                except LookupError:  # none is idle
                     return None
-                connection = idle.pop()
                 self._busy[connection] = endpoint
             if connection.take():
                 return connection
@@ -200,7 +200,7 @@ class BlockingClient(InlineSender):
 
         Another thread of the parent may have held the lock.
         """
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         for connection in [*self._busy, *(each for kept in self._idle.values() for each in kept)]:
             connection.close()  # this process' descriptor of it; nothing is sent
         self._idle.clear()

@@ -21,6 +21,7 @@ from gazette_sdk.transport.append.appender import (
     Sender,
 )
 from gazette_sdk.transport.append.pending import any_ended
+from gazette_sdk.transport.loop import new_lock
 from support.scripted_appends import NEVER_S, WAIT_S, ScriptedJournal, in_thread, until
 from support.scripted_broker import append_ok
 
@@ -154,7 +155,7 @@ def test_a_forked_child_gives_up_what_its_parent_sends(journal, is_locked):
     if child == 0:
         status = 1
         try:
-            lock = threading.Lock()
+            lock = new_lock()
             journal.service.forked(lock, ClosedError("the parent sends it"))
             for append in appends:
                 with pytest.raises(ClosedError, match="the parent sends it"):
@@ -162,7 +163,7 @@ def test_a_forked_child_gives_up_what_its_parent_sends(journal, is_locked):
             with pytest.raises(ClosedError):
                 journal.append(b"3")
             assert not journal.route.calls[0].over
-            assert not lock.locked()
+            assert not lock._is_owned()
             status = 0
         finally:
             os._exit(status)

@@ -145,7 +145,7 @@ def test_on_settled_is_called_under_the_lock_before_the_append_ends(monkeypatch)
 
     def settled(appends, error):
         if appends:
-            seen.append((len(appends), error, journal.service.lock.locked(), appends[0].done()))
+            seen.append((len(appends), error, journal.service.lock._is_owned(), appends[0].done()))
 
     with ScriptedJournal(on_settled=settled) as journal:
         append = journal.append(b"1")

@@ -28,6 +28,8 @@ def pending(**options) -> PendingAppend:
 class Receiver:
     """Receiver that settles the append, if it shall."""
 
+    is_receiving_here = False
+
     def __init__(self, outcome=None):
         self.outcome = outcome
         self.timeouts = []
