@@ -68,7 +68,6 @@ class ConnectionSettings(Settings):
         Option(
             "AuthKeys",
             "Base64 keys of the servers: the first signs requests",
-            secret=True,
         ),
     ] = ""
     auth_token: Annotated[
@@ -76,7 +75,6 @@ class ConnectionSettings(Settings):
         Option(
             "AuthToken",
             "Ready-made bearer token, used where no keys are given",
-            secret=True,
         ),
     ] = ""
 

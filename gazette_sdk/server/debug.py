@@ -31,7 +31,7 @@ from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability
 from gazette_sdk.server import metrics, profiling
 from gazette_sdk.server.grpc_server import GrpcServer
 from gazette_sdk.server.http import Target, text_error
-from gazette_sdk.server.logging import RECENT, redact
+from gazette_sdk.server.logging import RECENT, hide_secrets
 
 __all__ = ["DebugPages"]
 
@@ -81,7 +81,7 @@ class DebugPages:
                 lambda: f"{profiling.dump_tasks()}\n{profiling.dump_threads()}"
             ),
             "/debug/pprof/heap": profiling.heap_statistics,
-            "/debug/pprof/cmdline": lambda: "\0".join(map(redact, _arguments())),
+            "/debug/pprof/cmdline": lambda: "\0".join(hide_secrets(sys.argv)),
         }
 
     async def __call__(self, request: web.Request, target: Target) -> web.StreamResponse | None:
@@ -131,7 +131,7 @@ def _metrics() -> web.Response:
 
 def _variables() -> web.Response:
     variables = {
-        "cmdline": [redact(argument) for argument in _arguments()],
+        "cmdline": hide_secrets(sys.argv),
         "memstats": profiling.memory_statistics(),
     }
     return web.Response(
@@ -164,20 +164,3 @@ def _seconds(text: str) -> float:
             path="seconds",
         )
     return value
-
-
-def _arguments() -> list[str]:
-    """Return the command line without the values of keys and tokens."""
-    arguments: list[str] = []
-    hide_next = False
-    for argument in sys.argv:
-        name, equals, _ = argument.partition("=")
-        is_secret = name.startswith("-") and name.endswith(("auth-keys", "auth-token"))
-        if hide_next:
-            arguments.append("…")
-        elif is_secret and equals:
-            arguments.append(f"{name}=…")
-        else:
-            arguments.append(argument)
-        hide_next = is_secret and not equals
-    return arguments

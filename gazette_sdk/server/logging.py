@@ -11,6 +11,7 @@ import logging
 import re
 import sys
 from collections import deque
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
@@ -24,6 +25,8 @@ __all__ = [
     "RecentRecords",
     "configure_logging",
     "fields_of",
+    "hide_secrets",
+    "is_secret_name",
     "redact",
 ]
 
@@ -46,10 +49,19 @@ _STANDARD_FIELDS = frozenset({*vars(logging.makeLogRecord({})), "message", "asct
 
 _COLOURS = {"trace": 90, "debug": 90, "info": 36, "warning": 33, "error": 31, "fatal": 31}
 
-_SECRET_FIELD = re.compile(r"(?i)(auth[-_]?keys?|auth[-_]?token|password|secret|authorization)$")
+_ENDS_OF_NAMES = r"""(?:
+    auth[-_.]?keys? | (?:access | account | api | secret)[-_.]?key | token | password | passwd
+    | passphrase | secret | authorization | credentials?
+)"""
+"""Ends of the names of secrets: of options, variables, parameters and fields of log records. An
+option is secret if its name ends so: no other list of them exists."""
+
+_SECRET_NAME = re.compile(rf"(?ix) {_ENDS_OF_NAMES} $")
+
+_ASSIGNED = re.compile(rf"(?ix) ( (?: ^ | [^\w.-] ) [\w.-]* {_ENDS_OF_NAMES} = ) .+ ")
 
 _SECRETS = re.compile(
-    r"""(?ix)
+    rf"""(?ix)
     ( \bbearer \s+ ) [\w.~+/=-]+            # a token in a header
     | () \b eyJ [\w-]+ \. [\w-]+ \. [\w-]*  # a JWT anywhere
     | ( [?&] (?: X-Amz-Signature | X-Amz-Credential | X-Amz-Security-Token | X-Goog-Signature
@@ -57,8 +69,28 @@ _SECRETS = re.compile(
         | delegation | access_token | password | secret ) = )
       [^&\s"']+                             # what makes a URL a signed one, or authorizes
     | ( :// [^/\s:@]* : ) [^/\s@]+ (?=@)    # a password in a URL
+    | ( (?<![\w.-]) (?=[\w.-]+=) [\w.-]* {_ENDS_OF_NAMES} = ["']? ) [^&\s"']+  # a variable
     """
 )
+
+
+def is_secret_name(name: str) -> bool:
+    """Return True if a name is that of a secret, such as ``etcd.password``."""
+    return _SECRET_NAME.search(name) is not None
+
+
+def hide_secrets(arguments: Iterable[str]) -> list[str]:
+    """Return a command line without secrets.
+
+    Hidden are the values of secret options, as ``--x=y`` and as ``--x y``, what stands behind the
+    name of a secret and an equals sign anywhere in an argument, and what :func:`redact` hides.
+    """
+    shown: list[str] = []
+    hides_next = False
+    for argument in arguments:
+        shown.append("…" if hides_next else redact(_ASSIGNED.sub(r"\1…", argument)))
+        hides_next = not hides_next and argument.startswith("-") and is_secret_name(argument)
+    return shown
 
 
 def redact(text: str) -> str:
@@ -71,7 +103,7 @@ def redact(text: str) -> str:
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
     """Return the ``extra`` fields of a record, without secrets."""
     return {
-        name: "…" if _SECRET_FIELD.search(name) and value else _without_secrets(value)
+        name: "…" if is_secret_name(name) and value else _without_secrets(value)
         for name, value in vars(record).items()
         if name not in _STANDARD_FIELDS
     }
@@ -82,7 +114,7 @@ def _without_secrets(value: Any) -> Any:
         return value
     if isinstance(value, dict):
         return {
-            str(name): "…" if _SECRET_FIELD.search(str(name)) and item else _without_secrets(item)
+            str(name): "…" if is_secret_name(str(name)) and item else _without_secrets(item)
             for name, item in value.items()
         }
     if isinstance(value, list | tuple):

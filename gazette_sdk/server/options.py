@@ -27,6 +27,7 @@ from pydantic import ValidationError as PydanticValidationError
 from gazette_sdk.errors import ConfigurationError, ValidationError
 from gazette_sdk.protocol.durations import SECOND_NS, format_duration, parse_duration
 from gazette_sdk.server.ini import IniFile, ini_value, nearest
+from gazette_sdk.server.logging import is_secret_name
 
 __all__ = [
     "Arguments",
@@ -46,9 +47,13 @@ __all__ = [
 
 
 class Settings(BaseModel):
-    """Base of a group's values: immutable, without undeclared fields."""
+    """Base of a group's values: immutable, without undeclared fields. Its repr has no secrets."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():
+            yield name, "…" if name and is_secret_name(name) and value else value
 
 
 def _seconds(value: Any) -> Any:
@@ -77,7 +82,6 @@ class Option:
         long: its long option, behind the group's prefix; by default the field's name.
         env: its environment variable, behind the group's prefix; by default the field's name.
         short: one letter, or empty.
-        secret: True if logs and ``print-config`` must not show its value.
         in_ini: True if an INI file may set it.
     """
 
@@ -86,7 +90,6 @@ class Option:
     long: str = ""
     env: str = ""
     short: str = ""
-    secret: bool = False
     in_ini: bool = True
 
 
@@ -118,6 +121,11 @@ class BoundOption:
     default: Any
     required: bool
     option: Option
+
+    @property
+    def is_secret(self) -> bool:
+        """Logs and ``print-config`` must not show its value."""
+        return is_secret_name(self.long)
 
 
 @dataclass(frozen=True)
@@ -426,7 +434,7 @@ def print_config(
             value = getattr(values, bound.field)
             texts = [ini_value(text) for text in _texts(bound, value)]
             comment = "; " if value == bound.default else ""
-            if bound.option.secret and value and not show_secrets:
+            if bound.is_secret and value and not show_secrets:
                 texts, comment = ["(not shown)"], "; "
             lines.append(f"; {bound.option.description}")
             lines += [f"{comment}{bound.option.key} = {text}".rstrip() for text in texts]
@@ -440,7 +448,7 @@ def public_values(group: Group[Any], values: Settings) -> dict[str, Any]:
     """Return values by INI key, without secrets, for logs."""
     return {
         bound.option.key: "…"
-        if bound.option.secret and getattr(values, bound.field)
+        if bound.is_secret and getattr(values, bound.field)
         else _texts(bound, getattr(values, bound.field))
         if bound.kind == "list"
         else getattr(values, bound.field)

@@ -63,9 +63,7 @@ class EtcdSettings(Settings):
         str, Option("TrustedCAFile", "Authorities that sign Etcd's certificate, PEM")
     ] = ""
     user: Annotated[str, Option("User", "User of Etcd, if Etcd has authentication enabled")] = ""
-    password: Annotated[str, Option("Password", "Its password", secret=True), Field(repr=False)] = (
-        ""
-    )
+    password: Annotated[str, Option("Password", "Its password")] = ""
     password_file: Annotated[
         str, Option("PasswordFile", "File with the password instead of Password")
     ] = ""
@@ -201,9 +199,7 @@ class MemberSettings(ProcessSettings):
             "AuthKeys",
             "Base64 keys, separated by spaces or commas: the first signs, all verify; ID:KEY gives "
             "a key an id; the extra key AA== admits requests without a token",
-            secret=True,
         ),
-        Field(repr=False),
     ] = ""
     auth_keys_file: Annotated[
         str, Option("AuthKeysFile", "File with the keys instead of AuthKeys")

@@ -11,6 +11,7 @@ from gazette_sdk.cli import failure
 from gazette_sdk.cli.gazctl import GAZCTL
 from gazette_sdk.cli.gazette import GAZETTE
 from gazette_sdk.server.ini import parse_ini
+from gazette_sdk.server.logging import hide_secrets
 
 SPEC = b"""
 name: made/one
@@ -303,6 +304,35 @@ def test_print_config_keeps_secrets_unless_asked(gazette):
     assert "c2VjcmV0LWtleQ==" not in gazette("print-config", environ=environ).text
     shown = gazette("print-config", "--show-secrets", environ=environ).text
     assert "AuthKeys = c2VjcmV0LWtleQ==" in shown
+
+
+def test_print_config_shows_no_secret_of_any_group(gazette):
+    environ = {
+        bound.env: f"c2VjcmV0{bound.env}"
+        for group in GAZETTE.all_groups()
+        for bound in group.options
+        if bound.is_secret and bound.env
+    }
+    assert {"ETCD_PASSWORD", "BROKER_AUTH_KEYS", "CONSUMER_AUTH_KEYS"} <= environ.keys()
+    assert "c2VjcmV0" not in gazette("print-config", environ=environ).text
+
+
+def test_the_secret_options_are_these():
+    groups = [*GAZETTE.all_groups(), *GAZCTL.all_groups()]
+    options = {bound.long: bound for group in groups for bound in group.options}
+    assert sorted(name for name, bound in options.items() if bound.is_secret) == [
+        "auth-keys",
+        "auth-token",
+        "broker.auth-keys",
+        "broker.auth-token",
+        "consumer.auth-keys",
+        "consumer.auth-token",
+        "etcd.password",
+    ]
+    for name, bound in options.items():
+        given = [f"--{name}=c2VjcmV0", f"--{name}", "c2VjcmV0"]
+        hidden = [f"--{name}=…", f"--{name}", "…"]
+        assert hide_secrets(given) == (hidden if bound.is_secret else given)
 
 
 def test_failures_are_records_where_the_log_is_json(gazctl):

@@ -85,12 +85,21 @@ def test_variables_are_json_without_keys(monkeypatch):
     monkeypatch.setattr(
         sys,
         "argv",
-        ["gazette", "--broker.auth-keys", "c2VjcmV0", "--broker.auth-keys=c2VjcmV0", "x"],
+        [
+            *("gazette", "--broker.auth-keys", "c2VjcmV0", "--broker.auth-keys=c2VjcmV0", "x"),
+            *("--etcd.password", "c2VjcmV0", "--etcd.password=c2VjcmV0", "--etcd.user", "me"),
+            *("--conf", "spark.hadoop.fs.s3a.secret.key=c2VjcmV0"),
+        ],
     )
     variables, command_line = ask("/debug/vars", "/debug/pprof/cmdline")
     shown = json.loads(variables.body)
     assert sorted(shown) == ["cmdline", "memstats"]
-    assert shown["cmdline"] == ["gazette", "--broker.auth-keys", "…", "--broker.auth-keys=…", "x"]
+    assert shown["cmdline"] == [
+        *("gazette", "--broker.auth-keys", "…", "--broker.auth-keys=…", "x"),
+        *("--etcd.password", "…", "--etcd.password=…", "--etcd.user", "me"),
+        *("--conf", "spark.hadoop.fs.s3a.secret.key=…"),
+    ]
+    assert command_line.body.decode().split("\0") == shown["cmdline"]
     assert b"c2VjcmV0" not in command_line.body
 
 

@@ -8,6 +8,7 @@ from gazette_sdk.server.logging import (
     RECENT,
     configure_logging,
     fields_of,
+    hide_secrets,
     redact,
 )
 
@@ -112,6 +113,12 @@ def test_levels_below_are_left_out(logged, level, shown):
             "GET /webhdfs/v1/a?delegation=KAA-_&op=OPEN HTTP/1.1",
             "GET /webhdfs/v1/a?delegation=…&op=OPEN HTTP/1.1",
         ),
+        ("run with --etcd.password=hunter2 --x=1", "run with --etcd.password=… --x=1"),
+        ("ETCD_PASSWORD=hunter2", "ETCD_PASSWORD=…"),
+        ("Settings(auth_token='abc', zone='a')", "Settings(auth_token='…', zone='a')"),
+        ("Settings(auth_token='', zone='a')", "Settings(auth_token='', zone='a')"),
+        ("check --etcd.user and --etcd.password", "check --etcd.user and --etcd.password"),
+        ("--auth-keys-file=/run/keys is empty", "--auth-keys-file=/run/keys is empty"),
         (
             "nothing secret at http://host:8080/a?offset=1",
             "nothing secret at http://host:8080/a?offset=1",
@@ -120,6 +127,27 @@ def test_levels_below_are_left_out(logged, level, shown):
 )
 def test_secrets_are_taken_out_of_text(text, shown):
     assert redact(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["--etcd.password", "x", "y"], ["--etcd.password", "…", "y"]),
+        (["--etcd.password=x", "y"], ["--etcd.password=…", "y"]),
+        (["--etcd.password", "--etcd.password", "y"], ["--etcd.password", "…", "y"]),
+        (["--etcd.password=", "y"], ["--etcd.password=", "y"]),
+        (["-auth_token", "x y"], ["-auth_token", "…"]),
+        (["--AUTH-TOKEN=x y=z"], ["--AUTH-TOKEN=…"]),
+        (["--conf", "a.secret.key=x"], ["--conf", "a.secret.key=…"]),
+        (["--conf=a.password=x,y b=c"], ["--conf=a.password=…"]),
+        (["host=a password=x y dbname=b"], ["host=a password=…"]),
+        (["postgres://me:pass@host"], ["postgres://me:…@host"]),
+        (["--etcd.password-file", "x"], ["--etcd.password-file", "x"]),
+        (["password", "x", "--key=a", "--show-secrets", "b"],) * 2,
+    ],
+)
+def test_secrets_are_taken_out_of_command_lines(arguments, shown):
+    assert hide_secrets(arguments) == shown
 
 
 def test_secrets_are_taken_out_of_fields():

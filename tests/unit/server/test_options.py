@@ -27,7 +27,7 @@ class Values(Settings):
     dry_run: Annotated[bool, Option("DryRun", "A flag")] = False
     kind: Annotated[Literal["red", "blue"], Option("Kind", "A choice")] = "red"
     many: Annotated[tuple[str, ...], Option("Many", "A list", short="L")] = ()
-    key: Annotated[str, Option("Key", "A secret", secret=True)] = ""
+    auth_key: Annotated[str, Option("AuthKey", "A secret")] = ""
     only_flag: Annotated[str, Option("OnlyFlag", "Not in files", in_ini=False)] = ""
 
 
@@ -55,7 +55,7 @@ def test_names_follow_from_the_table():
         ("thing.dry-run", "THING_DRY_RUN", "flag"),
         ("thing.kind", "THING_KIND", "choice"),
         ("thing.many", "THING_MANY", "list"),
-        ("thing.key", "THING_KEY", "text"),
+        ("thing.auth-key", "THING_AUTH_KEY", "text"),
         ("thing.only-flag", "THING_ONLY_FLAG", "text"),
     ]
 
@@ -222,13 +222,15 @@ def test_defaults_are_printed_as_comments():
 
 
 def test_secrets_are_printed_only_when_asked_for():
-    values = Values(key="c2VjcmV0")
+    values = Values(auth_key="c2VjcmV0")
+    assert "c2VjcmV0" not in repr(values)
+    assert "auth_key=''" in repr(Values())
     printed = print_config([(GROUP, values)])
     assert "c2VjcmV0" not in printed
-    assert load(GROUP, layers(ini=printed)).key == ""
-    assert "Key = c2VjcmV0" in print_config([(GROUP, values)], show_secrets=True)
-    assert public_values(GROUP, values)["Key"] == "…"
-    assert public_values(GROUP, Values())["Key"] == ""
+    assert load(GROUP, layers(ini=printed)).auth_key == ""
+    assert "AuthKey = c2VjcmV0" in print_config([(GROUP, values)], show_secrets=True)
+    assert public_values(GROUP, values)["AuthKey"] == "…"
+    assert public_values(GROUP, Values())["AuthKey"] == ""
 
 
 # --------------------------------------------------------------------- files
