@@ -8,7 +8,7 @@ from gazette_sdk.embedded import RESUME_TIMEOUT_S, EmbeddedCluster
 
 def test_a_restart_with_fewer_brokers_says_how_many_are_wanted(tmp_path, caplog):
     with EmbeddedCluster(tmp_path, brokers=2, sync_etcd=False) as cluster:
-        Journals(cluster.transport).create("rides", partitions=2)
+        Journals(cluster.transport).create("rides", partitions=2, replication=2)
         Journals(cluster.transport).create("single", partitions=1, replication=1)
     begun = time.monotonic()
     with EmbeddedCluster(tmp_path, sync_etcd=False):
