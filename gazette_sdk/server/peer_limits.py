@@ -35,14 +35,22 @@ class PeerLimits:
     Args:
         connections_max: greatest number of connections of one peer; 0 for no limit.
         calls_max: greatest number of concurrent calls of one peer; 0 for no limit.
+        calls_remedy: end of the error of one call more.
 
     Attributes:
         calls_max: as given.
     """
 
-    def __init__(self, *, connections_max: int = 0, calls_max: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        connections_max: int = 0,
+        calls_max: int = 0,
+        calls_remedy: str = "or raise --broker.max-peer-calls",
+    ) -> None:
         self._connections_max = connections_max
         self.calls_max = calls_max
+        self._calls_remedy = calls_remedy
         self._connections: dict[str, weakref.WeakSet[asyncio.BaseTransport]] = {}
         self._calls: Counter[str] = Counter()
 
@@ -77,8 +85,8 @@ class PeerLimits:
             return
         if self._calls[peer] >= self.calls_max:
             raise CallError(
-                f"{peer} has {self.calls_max} calls in progress already; wait for some, or raise "
-                "--broker.max-peer-calls",
+                f"{peer} has {self.calls_max} calls in progress already; wait for some, "
+                f"{self._calls_remedy}",
                 code="RESOURCE_EXHAUSTED",
             )
         self._calls[peer] += 1

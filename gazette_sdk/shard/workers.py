@@ -9,14 +9,24 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import TypeVar
 
-from gazette_sdk.user_code import contained
+from gazette_sdk.user_code import contained, notify
 
 __all__ = ["on_worker"]
 
 T = TypeVar("T")
 
+REPEAT_S = 0.05
+"""Pause before a function that is to end is interrupted again. It doubles each time."""
 
-async def on_worker(workers: Executor | None, function: Callable[..., T], *arguments: object) -> T:
+REPEAT_MAX_S = 1.0
+
+
+async def on_worker(
+    workers: Executor | None,
+    function: Callable[..., T],
+    *arguments: object,
+    on_cancelled: Callable[[], None] | None = None,
+) -> T:
     """Call a function on a worker thread, and wait until it has returned, also if cancelled.
 
     A thread cannot be cancelled, and what it works on must not be closed under it.
@@ -25,6 +35,8 @@ async def on_worker(workers: Executor | None, function: Callable[..., T], *argum
         workers: threads; None for those of the event loop.
         function: function to call.
         arguments: its arguments.
+        on_cancelled: called on another thread if the wait is cancelled, to end the function; again
+            and again, until it has returned.
 
     Raises:
         UserCodeError: it raised what would end an iteration, a task, or the process.
@@ -35,9 +47,14 @@ async def on_worker(workers: Executor | None, function: Callable[..., T], *argum
     try:
         return await asyncio.shield(call)
     except asyncio.CancelledError:
+        pause_s = REPEAT_S
         while not call.done():
+            if on_cancelled is not None:
+                with contextlib.suppress(RuntimeError):  # the program ends
+                    loop.run_in_executor(None, partial(notify, on_cancelled))
             with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([call])
+                await asyncio.wait([call], timeout=None if on_cancelled is None else pause_s)
+            pause_s = min(2 * pause_s, REPEAT_MAX_S)
         if not call.cancelled():
             call.exception()  # retrieved: nobody waits for it any more
         raise

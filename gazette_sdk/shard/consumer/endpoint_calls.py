@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import Executor
 from contextlib import (
-    AbstractContextManager,
     asynccontextmanager,
     contextmanager,
-    nullcontext,
 )
 from dataclasses import replace
 from functools import partial
@@ -44,9 +41,9 @@ from gazette_sdk.protocol.shard_spec import ID
 from gazette_sdk.server.authorization import Authorization
 from gazette_sdk.server.call import Call
 from gazette_sdk.shard.application.endpoints import Handler, Query
+from gazette_sdk.shard.consumer.queries import Queries, view_of
 from gazette_sdk.shard.consumer.resolver import Resolution, Resolver
 from gazette_sdk.shard.consumer.shard import LocalShard
-from gazette_sdk.shard.workers import on_worker
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.user_code import acontained, contained, exit_within
 
@@ -86,6 +83,7 @@ _STATUSES: tuple[tuple[tuple[type[Exception], ...], EndpointStatus], ...] = (
 """Statuses of errors, of subclasses first."""
 
 _NOT_FOUND = EndpointStatus(404, "NOT_FOUND")
+_EXHAUSTED = EndpointStatus(429, "RESOURCE_EXHAUSTED")
 _FAILED = EndpointStatus(500, "UNKNOWN")
 
 
@@ -93,6 +91,8 @@ def status_of(error: Exception) -> EndpointStatus:
     """Return the status of an error."""
     if isinstance(error, ShardStatusError) and error.code == cpb.SHARD_NOT_FOUND:
         return _NOT_FOUND
+    if isinstance(error, CallError) and error.code == _EXHAUSTED.grpc:
+        return _EXHAUSTED
     for kinds, status in _STATUSES:
         if isinstance(error, kinds):
             return status
@@ -111,7 +111,7 @@ class EndpointCalls:
     Args:
         resolver: resolves shards.
         transport: to the journals, which mappings choose from.
-        workers: threads that run ``def`` functions.
+        queries: bounds of calls, and the threads of ``def`` functions.
         authorization: verifies callers.
         exits: called with the error of a function that raised KeyboardInterrupt or SystemExit.
     """
@@ -121,12 +121,12 @@ class EndpointCalls:
         resolver: Resolver[LocalShard],
         *,
         transport: Transport,
-        workers: Executor,
+        queries: Queries,
         authorization: Authorization,
         exits: Callable[[BaseException], None] = lambda _: None,
     ) -> None:
         self._resolver = resolver
-        self._workers = workers
+        self._queries = queries
         self._authorization = authorization
         self._exits = exits
         self._watches = Watches(transport, LISTING_TIMEOUT_S)
@@ -141,13 +141,15 @@ class EndpointCalls:
 
         Raises:
             UnauthenticatedError: the token is missing or bad, or lacks the capability.
+            CallError: RESOURCE_EXHAUSTED: too many calls are in progress.
             DeadlineExceededError: the time is over.
         """
         timeout_s = CALL_TIMEOUT_S if call.timeout_s is None else call.timeout_s
         call = replace(call, timeout_s=min(timeout_s, CALL_TIMEOUT_S))
         claims = self._authorization.verify(call, capability)
-        async with self._authorization.bound(claims, call):
-            yield claims
+        with self._queries.counted(call):
+            async with self._authorization.bound(claims, call):
+                yield claims
 
     async def shard_of(self, by: Mapping | None, message: object, remedy: str) -> str:
         """Return the shard that reads the journal of messages like this one.
@@ -227,14 +229,14 @@ class EndpointCalls:
             if inspect.iscoroutinefunction(serve):
                 return await _acall(serve, shard.store, query, parameters)
             # It needs the store until it returns, also if the caller gives up.
-            return await on_worker(self._workers, _call, serve, shard.store, query, parameters)
+            return await self._queries.run_over(shard.store, _call, serve, query, parameters)
 
     async def run_alone(self, serve: Handler, request: object) -> Any:
         """Call a function of a request that is about no shard."""
         with self._ending():
             if inspect.iscoroutinefunction(serve):
                 return await acontained(serve, request)
-            return await on_worker(self._workers, serve, request)
+            return await self._queries.run(serve, request)
 
     def named_shard(self, shard_of: Callable[[Any], str] | None, request: object) -> str:
         """Return the id of the shard that a request names; empty if it names none."""
@@ -259,22 +261,12 @@ async def _acall(
     serve: Handler, store: Any, query: Callable[..., Query[Any]], parameters: dict[str, str]
 ) -> Any:
     """Call an ``async def`` function, on the event loop."""
-    with _view(store) as view:
+    with view_of(store) as view:
         return await acontained(serve, query(store=view), **parameters)
 
 
 def _call(
-    serve: Handler, store: Any, query: Callable[..., Query[Any]], parameters: dict[str, str]
+    view: Any, serve: Handler, query: Callable[..., Query[Any]], parameters: dict[str, str]
 ) -> Any:
-    """Call a ``def`` function, on a worker thread."""
-    with _view(store) as view:
-        return contained(serve, query(store=view), **parameters)
-
-
-def _view(store: Any) -> AbstractContextManager[Any]:
-    """Return a view of what the store has committed; the store itself if it has no such view."""
-    committed = getattr(store, "committed", None)
-    if committed is None:
-        return nullcontext(store)
-    view: AbstractContextManager[Any] = contained(committed)
-    return view
+    """Call a ``def`` function, on a thread."""
+    return contained(serve, query(store=view), **parameters)

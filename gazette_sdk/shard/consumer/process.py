@@ -52,6 +52,7 @@ from gazette_sdk.shard.consumer.config import ConsumerConfig
 from gazette_sdk.shard.consumer.endpoint_calls import EndpointCalls
 from gazette_sdk.shard.consumer.grpc_methods import application_methods
 from gazette_sdk.shard.consumer.http_endpoints import HttpEndpoints
+from gazette_sdk.shard.consumer.queries import Queries
 from gazette_sdk.shard.consumer.resolver import Resolver
 from gazette_sdk.shard.consumer.service import ShardService
 from gazette_sdk.shard.consumer.shard import LocalShard, ShardParts
@@ -144,6 +145,7 @@ class Consumer:
         self._id = pb.ProcessSpec.ID(zone=config.zone, suffix=config.suffix)
         self._peers: ShardClient | None = None
         self._workers: ThreadPoolExecutor | None = None
+        self._queries = Queries()
         self._directory: Path | None = None
         self._is_application_started = False
         self._is_composed = False
@@ -227,7 +229,7 @@ class Consumer:
         self._calls = EndpointCalls(
             self.resolver,
             transport=self._transport,
-            workers=workers,
+            queries=self._queries,
             authorization=authorization,
             exits=self._member.fail,
         )
@@ -402,6 +404,7 @@ class Consumer:
             stuck = [shard.running_call() for shard in local.ending()]
         await self.endpoints.aclose()
         await self._calls.aclose()
+        self._queries.shut_down()
         return stuck
 
     async def _stop_application(self) -> list[str]:

@@ -312,6 +312,13 @@ class SqlView:
         """Run a query; arguments and errors are those of ``SqlStore.execute``."""
         return _execute(self.connection, statement, parameters)
 
+    def interrupt(self) -> None:
+        """Have a statement that runs fail, from any thread, where the database's driver can."""
+        driver: Any = self.connection.connection.driver_connection
+        end = getattr(driver, "interrupt", None) or getattr(driver, "cancel", None)  # of psycopg
+        if end is not None:
+            end()
+
 
 @dataclass(frozen=True, slots=True)
 class SqlStores:

@@ -283,6 +283,10 @@ class SqliteView:
         """
         return self._connection.execute(sql, parameters)
 
+    def interrupt(self) -> None:
+        """Have a statement that runs fail with ``sqlite3.OperationalError``, from any thread."""
+        self._connection.interrupt()
+
 
 def without_nan(parameters: Parameters) -> Parameters:
     """Return the parameters of a statement as they are.

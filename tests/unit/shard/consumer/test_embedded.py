@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import http.client
 import json
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -35,6 +37,7 @@ from gazette_sdk.protocol.labels import label_set
 from gazette_sdk.protocol.selectors import parse_selector
 from gazette_sdk.shard import EmbeddedConsumer
 from gazette_sdk.shard.consumer.client import ShardClient
+from gazette_sdk.shard.consumer.queries import QUERIES_OF_PEER_MAX
 from gazette_sdk.transport import loop as sdk_loop
 from support import order_totals
 from support.order_totals import BY_CUSTOMER, BY_NAME, CUSTOMERS, create_journals, publish
@@ -340,6 +343,48 @@ def test_queries_that_raise_what_ends_a_task_or_the_process_are_answered(cluster
         assert "SystemExit: 3" in answer_of(consumer, "/api/exit-later/customer-1")[1]
         with pytest.raises(UserCodeError, match="SystemExit: 3"):  # the process is to end
             consumer.wait_caught_up(TIMEOUT_S)
+
+
+def test_slow_queries_do_not_stop_a_shard_and_those_left_are_interrupted(cluster):
+    application = Totals("asked", hot_standbys=0)
+    begun, may_end = threading.Semaphore(0), threading.Event()
+    statuses = []
+
+    @application.get("/api/slow/{customer}", by=BY_CUSTOMER)
+    def slow(query, customer):
+        begun.release()
+        while not may_end.is_set():
+            may_end.wait(0.01)
+        return "done"
+
+    with consumer_of(cluster, application, workers=2) as consumer:
+        consumer.wait_caught_up(TIMEOUT_S)
+        host, port = consumer.address.removeprefix("http://").split(":")
+
+        def leave():
+            """Ask, and leave once the query runs."""
+            connection = http.client.HTTPConnection(host, int(port), timeout=TIMEOUT_S)
+            connection.request("GET", "/api/slow/customer-1")
+            assert begun.acquire(timeout=TIMEOUT_S)
+            connection.close()
+
+        for _ in range(QUERIES_OF_PEER_MAX + 2):  # each one's place is free for the next
+            leave()
+        asking = [
+            threading.Thread(target=lambda: statuses.append(answer_of(consumer, "/api/slow/c")[0]))
+            for _ in range(40)
+        ]
+        for thread in asking:
+            thread.start()
+        publish(cluster.transport, 100)
+        consumer.wait_caught_up(TIMEOUT_S)  # though 40 queries are asked
+        wait_until(lambda: len(statuses) >= 40 - QUERIES_OF_PEER_MAX)
+        assert set(statuses) == {429}
+        may_end.set()
+        for thread in asking:
+            thread.join(TIMEOUT_S)
+        assert statuses.count(200) == QUERIES_OF_PEER_MAX
+        assert len(statuses) == 40
 
 
 def test_a_handler_that_ends_the_process_is_reported_first(cluster):
