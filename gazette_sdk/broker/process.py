@@ -197,6 +197,7 @@ class Broker:
             recovered = await withhold_missing(spools, self.keyspace, recovered)
         await asyncio.to_thread(spools.sweep, self._exists)
         await self._load_records(etcd)
+        await self._claim_missing(etcd, spools)
         self._last_routes = LastRoutes(self.keyspace, self._records, config.max_replication)
         await self._last_routes.load(etcd)
         self._history = EtcdHistory(
@@ -223,6 +224,23 @@ class Broker:
             raise
         except EtcdError as error:  # its roles forbid it
             _log.warning("last routes of journals are known from Etcd's history alone: %s", error)
+
+    async def _claim_missing(self, etcd: Etcd, spools: SpoolDirectory) -> None:
+        """Let journals that Etcd lost wait for this broker, when they are created again."""
+        missing = [
+            each.journal
+            for each in spools.withheld()
+            if each.head is not None and self.keyspace.item(each.journal) is None
+        ]
+        if not missing:
+            return
+        try:
+            await self._records.claim(etcd, missing)
+        except EtcdUnavailableError:
+            raise
+        except EtcdError as error:  # its roles forbid it
+            _log.warning("other brokers do not know that this one has withheld spools: %s", error)
+        await self._load_records(etcd)
 
     async def _open_spools(self, root: Path) -> SpoolDirectory:
         return await asyncio.to_thread(SpoolDirectory, root, durability=self.config.durability)

@@ -213,6 +213,8 @@ class EtcdHistory:
         for _, _, new in self._last_routes.records.mirror.changes:
             if new is None or new.value.revision <= self._checked_revision:
                 continue
+            if new.value.create_revision == 0:
+                continue  # claims: nobody has continued the journal
             journal, route = new.value.journal, self._last_routes.route(new.value.journal)
             others = route.members if route is not None else ()
             is_withdrawn = self._last_routes.is_withdrawn(journal)
@@ -237,13 +239,14 @@ class EtcdHistory:
         """Return the other members of a journal's last route.
 
         They have, or have learned of, every acknowledged byte. None are returned for routes of one
-        member: with replication 1 the bytes of the broker before may have been acknowledged.
+        member: with replication 1 the bytes of the broker before may have been acknowledged. Nor
+        for claims, whose members have not continued the journal.
         """
-        route = self._last_routes.route(journal)
-        if route is None or len(route.members) < 2:
+        last = self._last_routes.last(journal)
+        if last is None or last.is_claimed or len(last.route.members) < 2:
             return ()
         ours = (self._local_id, self._former_id)
-        return [member for member in route.members if member not in ours]
+        return [member for member in last.route.members if member not in ours]
 
     def _is_sure(self, journal: str) -> bool:
         """Return True if :meth:`was_member` holds, also if other implementations wrote routes."""

@@ -80,6 +80,8 @@ class LastRoute(NamedTuple):
         create_revision: of the journal.
         route: the route; without members if it is withdrawn.
         revision: at which it was written.
+        is_claimed: True if nobody wrote it: its members have bytes of a journal that Etcd lost, and
+            none of them has continued it.
         is_recorded: True if only its record tells of it. Brokers of other implementations record
             nothing: they may have gone on while none of ours was there.
     """
@@ -88,6 +90,7 @@ class LastRoute(NamedTuple):
     route: pb.Route
     revision: int
     is_recorded: bool = False
+    is_claimed: bool = False
 
 
 class LastRoutes:
@@ -246,7 +249,11 @@ class LastRoutes:
         record = self.records.entry(item)
         if record is not None and (known is None or record.value.revision > known.revision):
             known = LastRoute(
-                item.create_revision, record.value.route, record.value.revision, is_recorded=True
+                item.create_revision,
+                record.value.route,
+                max(record.value.revision, item.create_revision),  # claims are older
+                is_recorded=True,
+                is_claimed=record.value.create_revision == 0,
             )
         last = _last_route(
             item.value,

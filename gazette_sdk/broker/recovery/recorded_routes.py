@@ -9,6 +9,10 @@ a route records it in the same transaction, outside the cluster's own prefix::
 The value is a ``Header``: the route, the broker that recorded it, and the revision of the route if
 it was written earlier than the record.
 
+A broker that has the last bytes of a journal which Etcd does not have any more (`withheld`) adds
+itself to the record of create revision 0. That is the record of the journal which is created again,
+until it has one of its own.
+
 A broker that is the only member records nothing, unless there are records: its cluster has no keys
 but those of the protocol. `route_recorder` records what it wrote when another broker joins.
 """
@@ -19,11 +23,12 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry
-from gazette_sdk.cluster.etcd import Delete, Etcd, KeyValue, Operation, Put
+from gazette_sdk.cluster.etcd import Compare, Delete, Etcd, KeyValue, Operation, Put
 from gazette_sdk.cluster.item_keyspace import parse_value
 from gazette_sdk.cluster.keyspace import Entry, KeySpace
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.journal_spec import is_suspended
+from gazette_sdk.protocol.routes import NO_PRIMARY
 
 __all__ = ["RecordedRoute", "RecordedRoutes"]
 
@@ -84,8 +89,40 @@ class RecordedRoutes:
         return self._is_loaded and (has_others or bool(self.mirror.entries))
 
     def entry(self, item: JournalEntry) -> Entry[RecordedRoute] | None:
+        """Return the record of a journal, or the claims to it; ``None`` if there is neither."""
+        return self.own_entry(item) or self.claims(item.id)
+
+    def own_entry(self, item: JournalEntry) -> Entry[RecordedRoute] | None:
         """Return the record of a journal; ``None`` if there is none."""
         return self.mirror.find(self._key(item))
+
+    def claims(self, journal: str) -> Entry[RecordedRoute] | None:
+        """Return the record of brokers with bytes of a journal that Etcd lost, if there is one."""
+        return self.mirror.find(self._claims_key(journal))
+
+    async def claim(self, etcd: Etcd, journals: Iterable[str]) -> None:
+        """Record that this broker has the last bytes of journals that Etcd does not have.
+
+        Raises:
+            EtcdError: Etcd failed, or its roles forbid it.
+        """
+        for journal in journals:
+            key = self._claims_key(journal)
+            is_written = False
+            while not is_written:
+                found = (await etcd.range(key)).entries
+                members = list(self._decode(found[0]).value.route.members) if found else []
+                if self._local_id in members:
+                    break
+                members = sorted(
+                    [*members, self._local_id], key=lambda each: (each.zone, each.suffix)
+                )
+                value = pb.Header(
+                    process_id=self._local_id, route=pb.Route(members=members, primary=NO_PRIMARY)
+                )
+                condition = Compare.mod_revision(key, found[0].mod_revision if found else 0)
+                result = await etcd.txn([condition], [Put(key, value.SerializeToString())])
+                is_written = result.succeeded  # otherwise another broker has just added itself
 
     def changed_journals(self) -> Iterable[str]:
         """Return the journals of the last batch of changes of the records."""
@@ -105,7 +142,7 @@ class RecordedRoutes:
         if not self.is_used:
             return ()
         if route is None or is_suspended(item.value):
-            return (Delete(self._key(item)),) if self.entry(item) is not None else ()
+            return (Delete(self._key(item)),) if self.own_entry(item) is not None else ()
         value = pb.Header(
             process_id=self._local_id,
             route=pb.Route(
@@ -117,6 +154,9 @@ class RecordedRoutes:
 
     def _key(self, item: JournalEntry) -> bytes:
         return f"{self.mirror.root}/{item.id}#{item.create_revision}".encode()
+
+    def _claims_key(self, journal: str) -> bytes:
+        return f"{self.mirror.root}/{journal}#0".encode()
 
     def _decode(self, kv: KeyValue) -> Entry[RecordedRoute]:
         name, _, create_revision = kv.key.decode().rpartition("#")

@@ -97,8 +97,12 @@ class RouteRecorder:
         changes: list[tuple[Compare, Operation]] = []
         for item in self._keyspace.items():
             last = self._last_routes.last(item.id)
-            known = self._records.entry(item)
-            if last is None or (known is not None and _is_as_new(known.value, last)):
+            known = self._records.own_entry(item)
+            if (
+                last is None
+                or last.is_claimed
+                or (known is not None and _is_as_new(known.value, last))
+            ):
                 continue
             (put,) = self._records.change(item, last.route, revision=last.revision)
             revision = known.mod_revision if known is not None else 0
@@ -112,6 +116,8 @@ class RouteRecorder:
     def _is_over(self, record: RecordedRoute) -> bool:
         """Return True if a record's journal has no last route: it is deleted, or suspended."""
         item = self._keyspace.item(record.journal)
+        if record.create_revision == 0:  # claims, until the journal has a record
+            return item is not None and self._records.own_entry(item) is not None
         if item is None or item.create_revision != record.create_revision:
             # The journal may be newer than our mirror of the cluster.
             return record.create_revision <= self._keyspace.revision

@@ -14,15 +14,16 @@ import pytest
 from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.process import Broker
 from gazette_sdk.broker.recovery import withheld
+from gazette_sdk.broker.recovery.etcd_history import RevisionFile
 from gazette_sdk.broker.spool.directory import accept_etcd
 from gazette_sdk.cluster import etcd as etcd_module
 from gazette_sdk.cluster.etcd_binary import find_etcd
 from gazette_sdk.cluster.etcd_server import EtcdServer
-from gazette_sdk.cluster.keyspace import Entry, KeySpace
+from gazette_sdk.cluster.keyspace import Entry, HistoryMark, KeySpace
 from gazette_sdk.errors import EtcdError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.testing.etcd import EtcdFixture
-from support.brokers import LIMIT_S, Client, a_broker, config_for, crash, journal_spec
+from support.brokers import LIMIT_S, Client, HandCluster, a_broker, config_for, crash, journal_spec
 from support.etcd import run
 from support.spools import until
 
@@ -196,3 +197,38 @@ def test_a_mirror_does_not_go_on_over_an_etcd_that_went_back(restorable):
                     await watch
 
     run(scenario(), timeout_s=60)
+
+
+def test_a_journal_that_is_created_again_at_another_broker_goes_on_at_the_one_with_its_bytes(
+    etcd, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(withheld, "POLL_S", 0.05)
+
+    async def scenario():
+        async with HandCluster(etcd, tmp_path) as cluster:
+            client = await cluster.start("broker-1")
+            await client.apply(journal_spec("b/new"))
+            await cluster.assign("b/new", "broker-1")
+            await client.append_when_ready("b/new", b"acknowledged")
+            keyspace = cluster.brokers["broker-1"].keyspace
+            item = keyspace.item_key("b/new")
+            await crash(cluster.brokers.pop("broker-1"))
+            # As an Etcd would be that was restored from a backup of before the journal.
+            await cluster.etcd.delete(item)
+            seen = RevisionFile(tmp_path / "spools-broker-1" / "revision", local("broker-1"))
+            seen.write_later(HistoryMark(keyspace.header.cluster_id, 1 << 40))
+            seen.flush()
+
+            await cluster.start("broker-1")
+            other = await cluster.start("broker-2")
+            await other.apply(journal_spec("b/new"))
+            await cluster.assign("b/new", "broker-2")
+            answer = (await other.append_until("b/new", b"!", pb.OK, limit_s=LIMIT_S))[-1]
+            assert answer.commit.begin == len(b"acknowledged")
+            assert await other.read("b/new") == b"acknowledged!"
+
+    run(scenario())
+
+
+def local(suffix):
+    return pb.ProcessSpec.ID(zone="local", suffix=suffix)
