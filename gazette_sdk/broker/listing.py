@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError
 
 from gazette_sdk.broker.authorize import admit_change
 from gazette_sdk.cluster.apply_items import ItemChange, apply_items
-from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry
+from gazette_sdk.cluster.broker_keys import (
+    BrokerAssignment,
+    BrokerKeySpace,
+    JournalEntry,
+    implied_route,
+)
 from gazette_sdk.cluster.etcd import Compare, Etcd, Get
 from gazette_sdk.errors import UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -17,11 +24,15 @@ from gazette_sdk.protocol.authorization import Claims
 from gazette_sdk.protocol.non_null_fields import complete
 from gazette_sdk.protocol.routes import attach_endpoints, unrouted_header
 from gazette_sdk.protocol.selectors import Matcher, rewrite_prefix
+from gazette_sdk.protocol.varint import encode_varint
 
 __all__ = ["PAGE_JOURNALS", "Listing"]
 
 PAGE_JOURNALS = 25
-"""Number of journals in one message."""
+"""Number of journals in one message. Other tasks of the event loop run between two of them."""
+
+SLICE_JOURNALS = 500
+"""Number of journals that are visited before other tasks of the event loop run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +41,49 @@ class _Mark:
 
     count: int
     mod_revision: int
+
+
+_ROW_TAG = encode_varint(pb.ListResponse.JOURNALS_FIELD_NUMBER << 3 | 2)
+
+
+@dataclass(slots=True)
+class _Snapshot:
+    """Journals at one moment, with what their rows are made of.
+
+    The mirror's entries are never changed, so that rows are made of them later, a few at a time.
+
+    Attributes:
+        items: journals.
+        header: header of the answer.
+        assignments: assignments of journals, by name.
+        endpoints: endpoints of brokers, by zone and suffix.
+        routes: routes so far, by the zones, suffixes and slots of their assignments.
+    """
+
+    items: Sequence[JournalEntry]
+    header: pb.Header
+    assignments: dict[str, list[BrokerAssignment]]
+    endpoints: dict[tuple[str, str], str]
+    routes: dict[tuple[tuple[str, str, int], ...], pb.Route] = field(default_factory=dict)
+
+    def route(self, assignments: Sequence[BrokerAssignment]) -> pb.Route:
+        """Return the route of a journal. Most journals share theirs with many others."""
+        key = tuple((entry.zone, entry.suffix, entry.slot) for entry in assignments)
+        route = self.routes.get(key)
+        if route is None:
+            route = self.routes[key] = implied_route(assignments)
+            attach_endpoints(route, lambda zone, suffix: self.endpoints.get((zone, suffix)))
+        return route
+
+
+class _Row(NamedTuple):
+    """Row of a journal, encoded, with what it was made of."""
+
+    item: JournalEntry
+    assignments: Sequence[BrokerAssignment]
+    endpoints: Sequence[str]
+    absent: Sequence[pb.ProcessSpec.ID]
+    wire: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +103,7 @@ class Listing:
     local_id: pb.ProcessSpec.ID
     allowed_stores: Collection[str] = ()
     absent_brokers: Callable[[str], Sequence[pb.ProcessSpec.ID]] = lambda _: ()
+    _rows: dict[str, _Row] = field(default_factory=dict, init=False)
 
     def header(self) -> pb.Header:
         """Return the header of answers without a journal."""
@@ -74,60 +129,89 @@ class Listing:
             await self.keyspace.wait_for_revision(request.watch_resume.etcd.revision + 1)
         while True:
             revision = self.keyspace.revision
-            matching = [
-                item
-                for item in self._named(wanted.names)
-                if wanted.journal(item.value) and allowed.journal(item.value)
-            ]
+            snapshot, all_assignments = self._snapshot(wanted.names)
+            matching: list[JournalEntry] = []
+            async for items in _slices(snapshot.items, SLICE_JOURNALS):
+                matching += (
+                    item
+                    for item in items
+                    if wanted.journal(item.value) and allowed.journal(item.value)
+                )
             new = _Mark(len(matching), max((i.mod_revision for i in matching), default=0))
             if new != mark:
                 mark = new
-                # Built without an await in between: one snapshot has one revision.
-                pages = self._pages(matching)
+                async for entries in _slices(all_assignments, SLICE_JOURNALS):
+                    for entry in entries:
+                        snapshot.assignments.setdefault(entry.item, []).append(entry)
+                first = self._page(snapshot, matching[:PAGE_JOURNALS], header=snapshot.header)
                 if request.count_brokers:
-                    pages[0].brokers = self._brokers()
-                for page in pages:
-                    yield page
+                    first.brokers = self._brokers()
+                yield first
+                async for journals in _slices(matching[PAGE_JOURNALS:], PAGE_JOURNALS):
+                    yield self._page(snapshot, journals)
                 if request.watch:
                     yield complete(pb.ListResponse())
             if not request.watch:
                 return
             await self.keyspace.wait_for_revision(revision + 1)
 
-    def _named(self, names: Collection[str] | None) -> Iterable[JournalEntry]:
+    def _snapshot(
+        self, names: Collection[str] | None
+    ) -> tuple[_Snapshot, Sequence[BrokerAssignment]]:
         """Return the journals of some names, or all for None, in the order of their keys.
 
         Readers and shards each list their journal by its name: that must not visit all journals.
-        """
-        if names is None:
-            return self.keyspace.items()
-        found = (self.keyspace.item(name) for name in sorted(names, key=str.encode))
-        return [item for item in found if item is not None]
 
-    def _pages(self, matching: Sequence[JournalEntry]) -> list[pb.ListResponse]:
-        pages = [pb.ListResponse(header=self.header())]
-        for begin in range(0, len(matching), PAGE_JOURNALS):
-            if begin:
-                pages.append(pb.ListResponse())
-            pages[-1].journals.extend(map(self._journal, matching[begin : begin + PAGE_JOURNALS]))
-        return [complete(page) for page in pages]
+        Returns:
+            the snapshot, and assignments that are not in it yet.
+        """
+        endpoints = {
+            (entry.zone, entry.suffix): entry.value.process_spec.endpoint
+            for entry in self.keyspace.members()
+        }
+        if names is None:
+            journals = self.keyspace.items()
+            if len(self._rows) > 2 * len(journals):
+                self._rows.clear()  # most are of journals that were deleted
+            everything = _Snapshot(journals, self.header(), {}, endpoints)
+            return everything, self.keyspace.all_assignments()
+        found = (self.keyspace.item(name) for name in sorted(names, key=str.encode))
+        items = [item for item in found if item is not None]
+        assignments = {item.id: self.keyspace.assignments(item.id) for item in items}
+        return _Snapshot(items, self.header(), assignments, endpoints), ()
+
+    def _page(
+        self,
+        snapshot: _Snapshot,
+        journals: Sequence[JournalEntry],
+        *,
+        header: pb.Header | None = None,
+    ) -> pb.ListResponse:
+        page = complete(pb.ListResponse(header=header))
+        page.MergeFromString(b"".join(self._row(item, snapshot) for item in journals))
+        return page
 
     def _brokers(self) -> int:
         """Return the number of brokers that take journals."""
         specs = (member.value for member in self.keyspace.members())
         return sum(spec.journal_limit > 0 and not spec.exiting for spec in specs)
 
-    def _journal(self, item: JournalEntry) -> pb.ListResponse.Journal:
-        route = self.keyspace.journal_route(item.id)
-        attach_endpoints(route, self.keyspace.endpoint)
+    def _row(self, item: JournalEntry, snapshot: _Snapshot) -> bytes:
+        """Return the encoded row of a journal, which is kept until something in it changes."""
+        assignments = snapshot.assignments.get(item.id, ())
+        endpoints = [snapshot.endpoints.get((a.zone, a.suffix), "") for a in assignments]
         absent = self.absent_brokers(item.id)
-        return pb.ListResponse.Journal(
-            spec=item.value,
-            mod_revision=item.mod_revision,
-            create_revision=item.create_revision,
-            route=route,
-            waiting=pb.ListResponse.Waiting(brokers=absent) if absent else None,
-        )
+        row = self._rows.get(item.id)
+        if (
+            row is None
+            or row.item is not item
+            or row.assignments != assignments
+            or row.endpoints != endpoints
+            or row.absent != absent
+        ):
+            wire = _encoded_row(item, snapshot.route(assignments), absent)
+            row = self._rows[item.id] = _Row(item, assignments, endpoints, absent, wire)
+        return row.wire
 
     async def apply(self, request: pb.ApplyRequest, claims: Claims) -> pb.ApplyResponse:
         """Create, change and delete journals, all in one transaction.
@@ -183,6 +267,30 @@ class Listing:
             admit_change(claims, change, existing, allowed_stores=self.allowed_stores)
             compares.append(Compare.mod_revision(key, revision))
         return compares
+
+
+T = TypeVar("T")
+
+
+async def _slices(items: Sequence[T], count: int) -> AsyncGenerator[Sequence[T]]:
+    """Yield some items at a time, and let other tasks run in between."""
+    for begin in range(0, len(items), count):
+        if begin:
+            await asyncio.sleep(0)
+        yield items[begin : begin + count]
+
+
+def _encoded_row(item: JournalEntry, route: pb.Route, absent: Sequence[pb.ProcessSpec.ID]) -> bytes:
+    """Return the row of a journal, as a field of a response."""
+    row = pb.ListResponse.Journal(
+        spec=item.value,
+        mod_revision=item.mod_revision,
+        create_revision=item.create_revision,
+        route=route,
+        waiting=pb.ListResponse.Waiting(brokers=absent) if absent else None,
+    )
+    wire = row.SerializeToString()
+    return _ROW_TAG + encode_varint(len(wire)) + wire
 
 
 def _item_change(change: pb.ApplyRequest.Change) -> ItemChange:

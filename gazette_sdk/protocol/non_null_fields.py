@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-__all__ = ["complete", "json_fields"]
+__all__ = ["OWN_FIELDS_FROM", "complete", "is_non_null", "json_fields"]
 
 OWN_FIELDS_FROM = 101
 """Least number of fields that only this implementation has. Others ignore them."""
@@ -69,6 +69,12 @@ def complete(message: M) -> M:
         for inner in getattr(message, name):
             complete(inner)
     return message
+
+
+def is_non_null(field: FieldDescriptor) -> bool:
+    """Return True for a field with a sub-message that is encoded even when it is empty."""
+    of = field.containing_type
+    return of is not None and field.name in _NON_NULL.get(of.full_name, ())
 
 
 def json_fields(message: Message) -> list[FieldDescriptor]:

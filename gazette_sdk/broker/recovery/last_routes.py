@@ -231,8 +231,10 @@ class LastRoutes:
         if route is None or item is None or is_suspended(item.value):
             return ()
         for entry in self._keyspace.assignments(journal):
+            if entry.value.members:
+                return ()
             member = pb.ProcessSpec.ID(zone=entry.zone, suffix=entry.suffix)
-            if entry.value.members or member in route.members:
+            if member in route.members:
                 return ()
         return route.members
 

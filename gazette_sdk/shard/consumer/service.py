@@ -6,6 +6,7 @@ messages; a call that fails raises a :class:`~gazette_sdk.errors.GazetteError`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -48,6 +49,9 @@ from gazette_sdk.shard.recovery import hints as fsm_hints
 from gazette_sdk.transport.target import Peer
 
 __all__ = ["ShardPeers", "ShardService", "json_methods", "shard_methods"]
+
+SLICE_SHARDS = 25
+"""Number of shards that are listed before other tasks of the event loop run."""
 
 
 class ShardPeers(Protocol):
@@ -129,12 +133,14 @@ class ShardService:
         validate_shard_rpc(request)
         wanted, allowed = Matcher(request.selector), Matcher(claims.selector)
         response = cpb.ListResponse(header=self._header())
-        response.shards.extend(
-            self._listed(item)
-            for item in self._keyspace.items()
-            if matches_shard(wanted, item.value) and matches_shard(allowed, item.value)
-        )
-        return complete(response)
+        complete(response)
+        # One entry of the mirror is never changed, but those of a shard may be of a later revision.
+        for number, item in enumerate(self._keyspace.items(), start=1):
+            if matches_shard(wanted, item.value) and matches_shard(allowed, item.value):
+                response.shards.append(complete(self._listed(item)))
+            if number % SLICE_SHARDS == 0:
+                await asyncio.sleep(0)
+        return response
 
     def _listed(self, item: ShardEntry) -> cpb.ListResponse.Shard:
         # A process that has two assignments for a moment is one member of the route.
