@@ -44,7 +44,6 @@ from gazette_sdk.local_cluster.names import broker_name
 from gazette_sdk.local_cluster.specs import ETCD_TXN_CHANGES, request_of
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.journal_spec import desired_replication
-from gazette_sdk.server.http import is_local_name
 from gazette_sdk.server.process import Server
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.base import (
@@ -350,7 +349,7 @@ class EmbeddedCluster(sdk_loop.LoopStartable):
 
     def _make_broker(self, index: int, port: int) -> ServedBroker:
         suffix = broker_name(self.data / "spools", index)
-        server = Server(host=self._host, port=str(port), local_names_only=is_local_name(self._host))
+        server = Server(host=self._host, port=str(port))
 
         def configure(endpoint: str) -> BrokerConfig:
             return BrokerConfig(

@@ -66,6 +66,12 @@ class _Snapshot:
     endpoints: dict[tuple[str, str], str]
     routes: dict[tuple[tuple[str, str, int], ...], pb.Route] = field(default_factory=dict)
 
+    async def assign(self, entries: Sequence[BrokerAssignment]) -> None:
+        """Add assignments, and let other tasks run in between."""
+        async for some in _slices(entries, SLICE_JOURNALS):
+            for entry in some:
+                self.assignments.setdefault(entry.item, []).append(entry)
+
     def route(self, assignments: Sequence[BrokerAssignment]) -> pb.Route:
         """Return the route of a journal. Most journals share theirs with many others."""
         key = tuple((entry.zone, entry.suffix, entry.slot) for entry in assignments)
@@ -140,9 +146,7 @@ class Listing:
             new = _Mark(len(matching), max((i.mod_revision for i in matching), default=0))
             if new != mark:
                 mark = new
-                async for entries in _slices(all_assignments, SLICE_JOURNALS):
-                    for entry in entries:
-                        snapshot.assignments.setdefault(entry.item, []).append(entry)
+                await snapshot.assign(all_assignments)
                 first = self._page(snapshot, matching[:PAGE_JOURNALS], header=snapshot.header)
                 if request.count_brokers:
                     first.brokers = self._brokers()

@@ -273,6 +273,9 @@ class EtcdServer:
             f"--election-timeout={peers.election_ms}",
             "--auto-compaction-mode=revision",
             f"--auto-compaction-retention={HISTORY_REVISIONS}",
+            # Web pages reach loopback: by simple requests, and by names that lead there.
+            "--enable-grpc-gateway=false",
+            "--host-whitelist=localhost,127.0.0.1",
             "--log-level=warn",
             "--logger=zap",
         ]

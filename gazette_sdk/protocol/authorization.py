@@ -212,6 +212,11 @@ class Authority:
         """Number of keys that verify."""
         return len(self._keys)
 
+    @property
+    def requires_tokens(self) -> bool:
+        """True if requests without a token are refused."""
+        return not self._pass_through
+
     def sign(self, capability: int, selector: pb.LabelSelector, ttl_s: float, now: float) -> str:
         """Return a token, without ``Bearer``.
 
@@ -331,6 +336,7 @@ class AllowAll:
     """Authority without keys: every caller has every right."""
 
     key_count = 0
+    requires_tokens = False
 
     def header(
         self,

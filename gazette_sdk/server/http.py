@@ -13,7 +13,7 @@ import ipaddress
 import logging
 import posixpath
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import MappingProxyType
@@ -36,6 +36,7 @@ __all__ = [
     "TrailedResponse",
     "clean_path",
     "is_local_name",
+    "origin_form",
     "parse_target",
     "quote_path",
     "text_error",
@@ -93,15 +94,20 @@ def parse_target(raw: str) -> Target:
     Raises:
         ValidationError: its path has a bad escape, or is no UTF-8.
     """
-    for scheme in ("http://", "https://"):
-        if raw[: len(scheme)].lower() == scheme:
-            raw = "/" + raw[len(scheme) :].partition("/")[2]
-    path, _, query = raw.partition("?")
+    path, _, query = origin_form(raw).partition("?")
     check_escapes(path)
     try:
         return Target(unquote_to_bytes(path).decode(), query)
     except UnicodeDecodeError as error:
         raise ValidationError("is not valid UTF-8", kind="url_parse", path="path") from error
+
+
+def origin_form(raw: str) -> str:
+    """Return the target of a request line without the scheme and host of its absolute form."""
+    for scheme in ("http://", "https://"):
+        if raw[: len(scheme)].lower() == scheme:
+            return "/" + raw[len(scheme) :].partition("/")[2]
+    return raw
 
 
 def check_escapes(text: str) -> None:
@@ -141,15 +147,20 @@ def text_error(status: int, text: str) -> web.Response:
     return response
 
 
-def is_local_name(host: str | None) -> bool:
-    """Return True if a ``Host`` header is absent, or a name of this machine's loopback."""
+def is_local_name(host: str | None, names: Container[str] = ()) -> bool:
+    """Return True if a ``Host`` header is absent, or a name of this machine's loopback.
+
+    Args:
+        host: the header's value.
+        names: further names that are this machine's, in lower case.
+    """
     if host is None:
         return True  # browsers always send it
     try:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return False
-    if name == "localhost" or name.endswith(".localhost"):
+    if name == "localhost" or name.endswith(".localhost") or name in names:
         return True
     try:
         return ipaddress.ip_address(name).is_loopback
@@ -184,19 +195,19 @@ class HttpHost:
 
     Args:
         unknown: processor time of unknown clients.
-        local_names_only: refuse requests whose ``Host`` is no name of this machine's loopback. A
-            web page cannot reach a server on loopback by a name of its own then (DNS rebinding).
 
     Attributes:
         authority: verifies tokens. The mounts check the token of each request themselves.
+        own_names: names of this machine beside those of loopback, in lower case. A request with
+            another ``Host`` is refused while no tokens are required: a web page could reach a
+            server on loopback by a name of its own (DNS rebinding). None if other machines reach
+            the server, too.
     """
 
-    def __init__(
-        self, *, unknown: UnknownShare | None = None, local_names_only: bool = False
-    ) -> None:
+    def __init__(self, *, unknown: UnknownShare | None = None) -> None:
+        self.own_names: frozenset[str] | None = None
         self.authority: Authority | AllowAll = AllowAll()
         self._unknown = unknown or UnknownShare()
-        self._local_names_only = local_names_only
         self._mounts: list[tuple[str, HttpHandler]] = []
         self._runner: web.AppRunner | None = None
 
@@ -277,11 +288,17 @@ class HttpHost:
                 self._unknown.spend(-UnknownCost.CONNECTION)
 
     async def _dispatch(self, request: web.Request) -> web.StreamResponse:
-        if self._local_names_only and not is_local_name(request.headers.get(hdrs.HOST)):
+        host = request.headers.get(hdrs.HOST)
+        if (
+            self.own_names is not None
+            and not self.authority.requires_tokens
+            and not is_local_name(host, self.own_names)
+        ):
             return text_error(
                 403,
-                f"this server has no name {request.headers[hdrs.HOST]!r}: it serves this machine "
-                "only; use localhost, 127.0.0.1 or [::1] in the URL",
+                f"this server has no name {host!r}: it serves this machine only; use localhost, "
+                "127.0.0.1 or [::1] in the URL, or allow the name (--broker.allow-host, "
+                "--consumer.allow-host)",
             )
         target = parse_target(request.raw_path)
         path = clean_path(target.path)

@@ -9,13 +9,14 @@ import shutil
 import socket
 import ssl
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol.authorization import AllowAll, Authority
 from gazette_sdk.server.debug import DebugPages
 from gazette_sdk.server.grpc_server import DEFAULT_MAX_RECEIVE_BYTES, GrpcServer
-from gazette_sdk.server.http import HttpHost
+from gazette_sdk.server.http import HttpHost, is_local_name
 from gazette_sdk.server.listener import HTTP_OPENINGS, Listener, PortProtocol
 from gazette_sdk.server.peer_limits import PeerLimits, UnknownShare, http_refusal
 from gazette_sdk.server.settings import DebugSettings, ProcessSettings
@@ -53,8 +54,8 @@ class Server:
         debug_port: further port of the diagnostics, over plain HTTP, in the forms of ``port``;
             empty for none.
         debug_private: keep the diagnostics off the public port.
-        local_names_only: answer HTTP requests for names of loopback only, see
-            :class:`~gazette_sdk.server.http.HttpHost`.
+        allow_hosts: names in URLs by which a server on loopback answers HTTP requests without a
+            token, beside those of this machine; see :class:`~gazette_sdk.server.http.HttpHost`.
         limits: limits of each peer; by default none.
     """
 
@@ -69,13 +70,13 @@ class Server:
         max_receive_bytes: int = DEFAULT_MAX_RECEIVE_BYTES,
         debug_port: str = "",
         debug_private: bool = False,
-        local_names_only: bool = False,
+        allow_hosts: Iterable[str] = (),
         limits: PeerLimits | None = None,
     ) -> None:
         self.grpc = GrpcServer(max_receive_bytes=max_receive_bytes)
         self._unknown = UnknownShare()
         self.stream = StreamServer(active=self.grpc.active, unknown=self._unknown)
-        self.http = HttpHost(unknown=self._unknown, local_names_only=local_names_only)
+        self.http = HttpHost(unknown=self._unknown)
         self.limits = limits or PeerLimits()
         self.listener = Listener(tls=tls, limits=self.limits, unknown=self._unknown)
         self.tls = tls
@@ -87,6 +88,11 @@ class Server:
         self._debug_port = debug_port
         self._debug_http = HttpHost(unknown=self._unknown)
         self._debug_listener = Listener(unknown=self._unknown)
+        if host and is_local_name(f"[{host}]" if ":" in host else host):
+            names = (self._advertise_host, socket.gethostname(), *allow_hosts)
+            self._debug_http.own_names = frozenset(name.lower() for name in names)
+            if not self._port.startswith("unix://"):
+                self.http.own_names = self._debug_http.own_names
         self._endpoint: str | None = None
         self._directory: Path | None = None
         self._splicer: Splicer | None = None
@@ -220,6 +226,7 @@ def configured_server(settings: ProcessSettings, debug: DebugSettings) -> Server
         max_receive_bytes=settings.max_grpc_recv_size,
         debug_port=debug.port,
         debug_private=debug.private,
+        allow_hosts=settings.allow_host,
         limits=PeerLimits(
             connections_max=settings.max_peer_connections, calls_max=settings.max_peer_calls
         ),

@@ -162,6 +162,14 @@ class ProcessSettings(Settings):
         tuple[str, ...],
         Option("AllowOrigin", "Origin that may call /v1/ from browsers; repeatable"),
     ] = ()
+    allow_host: Annotated[
+        tuple[str, ...],
+        Option(
+            "AllowHost",
+            "Host name in URLs, beside those of this machine, for which a process that serves "
+            "this machine only answers without a token; repeatable",
+        ),
+    ] = ()
 
     @property
     def bind_host(self) -> str:

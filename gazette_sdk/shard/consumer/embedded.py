@@ -22,7 +22,6 @@ from gazette_sdk.cluster.member_process import EtcdConfig
 from gazette_sdk.errors import ClosedError, ConfigurationError, GazetteError
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Authority
-from gazette_sdk.server.http import is_local_name
 from gazette_sdk.server.process import Server
 from gazette_sdk.server.settings import pet_name
 from gazette_sdk.shard.application.application import Application
@@ -226,9 +225,7 @@ class EmbeddedConsumer(sdk_loop.LoopStartable):
     # ------------------------------------------------------------------ parts
 
     def _make(self, transport: Transport, etcd: str) -> ServedConsumer:
-        server = Server(
-            host=self._host, port=str(self._port), local_names_only=is_local_name(self._host)
-        )
+        server = Server(host=self._host, port=str(self._port))
 
         def configure(endpoint: str) -> ConsumerConfig:
             return ConsumerConfig(

@@ -12,11 +12,11 @@ import msgspec
 from aiohttp import web
 from google.protobuf import json_format
 
-from gazette_sdk.errors import ConfigurationError, GazetteError
+from gazette_sdk.errors import ConfigurationError, GazetteError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability
 from gazette_sdk.server.call import PROXY_HEADER_METADATA, Call
-from gazette_sdk.server.http import CONTENT_HEADERS, Target
+from gazette_sdk.server.http import CONTENT_HEADERS, Target, origin_form
 from gazette_sdk.server.peer_limits import peer_of
 from gazette_sdk.shard.application.endpoints import Endpoint, Parameters
 from gazette_sdk.shard.consumer.client import ShardClient
@@ -102,7 +102,15 @@ class HttpEndpoints:
             body = await _body(request)
             async with self._calls.resolve(shard, claims, call) as resolution:
                 if resolution.shard is None:
-                    return await self._forward(request, body, shard, resolution.header)
+                    try:
+                        return await self._forward(request, body, shard, resolution.header)
+                    except (aiohttp.ClientError, OSError) as error:
+                        # Its text names the primary's endpoint, which is for this process only.
+                        _log.warning("cannot forward a request about %s: %s", shard, error)
+                        raise UnavailableError(
+                            f"the primary of {shard} does not answer ({type(error).__name__}); try"
+                            " again"
+                        ) from error
                 return await self._run(endpoint, parameters, request, body, resolution.shard)
 
     async def _run(
@@ -135,7 +143,7 @@ class HttpEndpoints:
         endpoint = peer.endpoint
         if not endpoint.startswith(("http://", "https://")):
             raise ConfigurationError(
-                f"requests are not forwarded to {endpoint}, the primary of {shard}: give the"
+                f"requests are not forwarded to the primary of {shard}, which has no port: give the"
                 " processes ports"
             )
         headers = {
@@ -148,7 +156,7 @@ class HttpEndpoints:
             self._client = aiohttp.ClientSession(auto_decompress=False)
         async with self._client.request(
             request.method,
-            endpoint + request.raw_path,
+            endpoint + origin_form(request.raw_path),
             data=body,
             headers=headers,
             allow_redirects=False,

@@ -9,7 +9,13 @@ from gazette_sdk.errors import GazetteError, UnauthenticatedError, ValidationErr
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, Capability
 from gazette_sdk.server import http as http_module
-from gazette_sdk.server.http import TrailedResponse, clean_path, parse_target, quote_path
+from gazette_sdk.server.http import (
+    TrailedResponse,
+    clean_path,
+    origin_form,
+    parse_target,
+    quote_path,
+)
 from gazette_sdk.server.process import Server
 from gazette_sdk.transport.loop import run
 from support.raw_http import exchange
@@ -31,6 +37,18 @@ from support.raw_http import exchange
 def test_a_target_is_decoded(raw, path, query):
     target = parse_target(raw)
     assert (target.path, target.query) == (path, query)
+
+
+@pytest.mark.parametrize(
+    ("raw", "origin"),
+    [
+        ("/a%20b?c=%2F", "/a%20b?c=%2F"),
+        ("http://10.0.0.7:8080/a%20b?c", "/a%20b?c"),
+        ("HTTPS://host", "/"),
+    ],
+)
+def test_a_forwarded_target_has_no_scheme_and_no_host(raw, origin):
+    assert origin_form(raw) == origin
 
 
 @pytest.mark.parametrize("raw", ["/%", "/%4", "/%zz", "/a%+1b", "/%ff"])
@@ -205,7 +223,7 @@ def test_a_connection_is_kept_for_further_requests():
         reader, writer = await asyncio.open_connection("127.0.0.1", server.listener.port)
         try:
             for _ in range(3):
-                writer.write(b"GET /typed HTTP/1.1\r\nHost: x\r\n\r\n")
+                writer.write(b"GET /typed HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 answer = await asyncio.wait_for(reader.readuntil(b"well\r\n\r\n"), 5)
                 assert answer.startswith(b"HTTP/1.1 200 OK")
         finally:

@@ -8,6 +8,7 @@ import logging
 import pytest
 from aiohttp import web
 
+from gazette_sdk.protocol.authorization import Authority
 from gazette_sdk.server import http_connection
 from gazette_sdk.server.http import is_local_name
 from gazette_sdk.server.process import Server
@@ -25,7 +26,7 @@ def served(scenario, **options):
     """The result of a scenario, which gets the port of a server that echoes bodies."""
 
     async def work():
-        server = Server(**options)
+        server = Server(allow_hosts=["x"], **options)
         server.http.mount("/", _echo)
         await server.start()
         try:
@@ -177,7 +178,7 @@ def test_a_server_of_local_names_refuses_others(host, status, target):
         request = f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
         return await _sent(port, request.encode())
 
-    answer = served(ask, local_names_only=True)
+    answer = served(ask)
     if status == 403:
         assert answer.startswith(b"HTTP/1.1 403 ")
         assert b"use localhost" in answer
@@ -185,12 +186,42 @@ def test_a_server_of_local_names_refuses_others(host, status, target):
         assert not answer.startswith(b"HTTP/1.1 403 ")
 
 
+@pytest.mark.parametrize(
+    ("options", "keys", "status"),
+    [
+        ({}, None, 403),
+        ({"host": "127.0.0.1"}, None, 403),
+        ({"host": "localhost", "allow_hosts": ["Evil.Example"]}, None, 404),
+        ({"host": "localhost", "advertise_host": "evil.example"}, None, 404),
+        ({}, Authority("YSBzZWNyZXQga2V5IG9mIHRoZSB0ZXN0cw=="), 404),
+        ({}, Authority("YSBzZWNyZXQga2V5IG9mIHRoZSB0ZXN0cw== AA=="), 403),
+        ({"host": ""}, None, 404),
+    ],
+    ids=["default", "127.0.0.1", "allowed", "advertised", "keys", "keys or none", "all interfaces"],
+)
+def test_loopback_without_keys_answers_for_its_own_names_only(options, keys, status):
+    async def scenario():
+        server = Server(debug_port="0", **options)
+        if keys is not None:
+            server.require_tokens(keys)
+        await server.start()
+        try:
+            ports = (server.listener.port, server._debug_listener.port)
+            request = b"GET /x HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n"
+            return [await _sent(port, request) for port in ports]
+        finally:
+            await server.stop(0)
+
+    for answer in run(scenario(), 10):
+        assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+
+
 @pytest.mark.parametrize("status", sorted(http_connection.REFUSALS))
 def test_the_body_of_a_refused_request_is_not_read(status):
     """The client reads the answer; the server takes no more than the buffers of the sockets."""
 
     async def scenario():
-        server = Server()
+        server = Server(allow_hosts=["x"])
         server.http.mount("/", lambda *_: _refused(status))
         await server.start()
         try:

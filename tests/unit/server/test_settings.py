@@ -23,6 +23,7 @@ OPTIONS = [
     ("broker.max-peer-connections", "MaxPeerConnections", "BROKER_MAX_PEER_CONNECTIONS", 4096),
     ("broker.max-peer-calls", "MaxPeerCalls", "BROKER_MAX_PEER_CALLS", 16384),
     ("broker.allow-origin", "AllowOrigin", "BROKER_ALLOW_ORIGIN", ()),
+    ("broker.allow-host", "AllowHost", "BROKER_ALLOW_HOST", ()),
     ("broker.limit", "Limit", "BROKER_LIMIT", 1024),
     ("broker.watch-delay", "WatchDelay", "BROKER_WATCH_DELAY", 0.03),
     ("broker.auth-keys", "AuthKeys", "BROKER_AUTH_KEYS", ""),
