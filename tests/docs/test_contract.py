@@ -15,6 +15,7 @@ import pytest
 
 from gazette_sdk import Journals, Publisher, Reader, mapping
 from gazette_sdk.embedded import EmbeddedCluster
+from gazette_sdk.framing.base import FRAME_BYTES_MAX
 from support.pages import DOCUMENTED_ADDRESS, ROOT, blocks_of, pages
 from support.protobuf_messages import Gram
 
@@ -89,6 +90,11 @@ def _dumped(source: str) -> list[str]:
 @pytest.mark.parametrize("snippet", [ORDERS, SPARK], ids=["orders", "spark"])
 def test_the_snippets_stand_in_a_page(snippet: str):
     assert any(_dumped(text) == _dumped(snippet) for text in _blocks("python"))
+
+
+def test_the_page_of_messages_has_the_limit_of_their_length():
+    page = (ROOT / "docs/messages.md").read_text(encoding="utf-8")
+    assert f"A message may have {FRAME_BYTES_MAX >> 20} MiB with its framing." in page
 
 
 def test_the_orders_example_is_the_snippet():
