@@ -137,6 +137,7 @@ class Broker:
         self._peers = peers
         self._is_composed = False
         self._is_stopped = False
+        self._left_in_order = False  # all that is uploaded then was ours when we left
 
     @property
     def _etcd(self) -> Etcd | None:
@@ -261,7 +262,9 @@ class Broker:
         recovered: list[CompletedSpool],
     ) -> None:
         config = self.config
-        self.persister = Persister(stores, self.keyspace.item, stored=self._tell_stored)
+        self.persister = Persister(
+            stores, self.keyspace.item, stored=self._tell_stored, may_upload=self._may_upload
+        )
         peers = self._peers = self._peers or ChosenTransport(
             config.endpoint,
             zone=config.zone,
@@ -424,6 +427,19 @@ class Broker:
         self._is_composed = True
         self.resolver.refresh()
 
+    async def _may_upload(self, spool: CompletedSpool) -> bool:
+        """Return False if others have continued a journal since our lease ended.
+
+        Raises:
+            EtcdError: Etcd did not answer.
+        """
+        item = self.keyspace.item(spool.fragment.journal)
+        if item is None or self._left_in_order or await self._failover.has_lease():
+            return True
+        assert self._etcd is not None
+        assert self._history is not None
+        return not await self._history.is_continued_in(self._etcd, item, self._records.key(item))
+
     def _tell_stored(self, spool: CompletedSpool) -> None:
         """Tell the other replicas that we have stored a fragment of a journal which we lead."""
         replica = self._replica_of(spool.fragment.journal, spool.create_revision)
@@ -489,6 +505,7 @@ class Broker:
         # The journals that we led are complete and stored, so others may continue them. Of the
         # other journals the primary releases our spool when the membership ends.
         if self._membership is not None:
+            self._left_in_order = self._is_composed and self._failover.known_lease.is_alive
             await self._membership.revoke()
         await self._member.cancel("failover")  # until now it has answered challenges
         if self._is_composed:

@@ -25,6 +25,7 @@ class Promise(enum.Enum):
     COMMITTED = "readers get nothing that was not committed: what they got, stays"
     PROGRESS = "appends succeed soon after the last fault"
     STORED = "in the end the store has everything"
+    MEMBER = "a broker whose lease ended before an append began does not acknowledge it"
     BALANCED = "in the end no broker leads more journals than an even share and one"
     NO_CRASH = "no task of a broker fails unexpectedly"
 

@@ -18,7 +18,7 @@ import grpc.aio
 from gazette_sdk.cluster import etcd
 from gazette_sdk.cluster._etcd3 import rpc
 from simulation.etcd_model import MEMBER_ID, EtcdModel, EtcdRefusalError, Lease, Watcher
-from simulation.loop import Node, current_node
+from simulation.loop import Node, current_node, running_loop
 from simulation.network import Connection, End, Network
 
 __all__ = ["ETCD_ADDRESS", "ETCD_HOST", "EtcdHost", "SimulatedChannel", "use_channels"]
@@ -62,6 +62,15 @@ class EtcdHost:
         for lease in list(self.model.leases.values()):
             self._granted(lease)
 
+    def members(self) -> frozenset[str]:
+        """Return the suffixes of the members whose leases are alive."""
+        return frozenset(
+            key.decode().rpartition("#")[2]
+            for lease in self.model.leases.values()
+            for key in lease.keys
+            if b"/members/" in key
+        )
+
     def stop(self) -> None:
         """End all connections. The state is kept; no lease ends meanwhile."""
         self.is_up = False
@@ -75,19 +84,19 @@ class EtcdHost:
         self._ends_at.clear()
 
     def _granted(self, lease: Lease) -> None:
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         known = lease.id in self._ends_at
-        self._ends_at[lease.id] = loop.time() + lease.ttl_s
+        self._ends_at[lease.id] = loop.world_s + lease.ttl_s
         if not known:
             loop.call_later(lease.ttl_s, self._expire, lease, context=self._network.context)
 
     def _expire(self, lease: Lease) -> None:
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         if self.model.leases.get(lease.id) is not lease:
             if lease.id not in self.model.leases:  # one of a backup may have its id
                 self._ends_at.pop(lease.id, None)
             return
-        left_s = self._ends_at[lease.id] - loop.time()
+        left_s = self._ends_at[lease.id] - loop.world_s
         if left_s <= 0 and self.is_up:
             del self._ends_at[lease.id]
             self.model.end_lease(lease)
@@ -156,7 +165,7 @@ class EtcdHost:
         lease = self.model.leases.get(request.ID)
         if lease is None:
             return rpc.LeaseTimeToLiveResponse(header=self.model.header(), ID=request.ID, TTL=-1)
-        left_s = self._ends_at[lease.id] - asyncio.get_running_loop().time()
+        left_s = self._ends_at[lease.id] - running_loop().world_s
         return rpc.LeaseTimeToLiveResponse(
             header=self.model.header(),
             ID=lease.id,

@@ -16,10 +16,13 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-__all__ = ["Node", "StuckError", "VirtualLoop", "current_node"]
+__all__ = ["Node", "StuckError", "VirtualLoop", "current_node", "running_loop"]
 
 EPOCH_S = 1_700_000_000.0
 """Unix time at which every run begins."""
+
+_ROUNDING_S = 1e-9
+"""A timer that is due is not early by the clock of its node, whatever sums are rounded to."""
 
 _NODE: contextvars.ContextVar[Node | None] = contextvars.ContextVar("node", default=None)
 
@@ -34,11 +37,15 @@ class Node:
     Attributes:
         name: of the machine; a restarted process is a new node of the same name.
         is_dead: True once it was killed.
+        behind_s: time by which its monotonic clock is late: it was suspended for so long.
+        boot_behind_s: the same of its clock since boot, which counts some suspensions.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_dead = False
+        self.behind_s = self.boot_behind_s = 0.0
+        self._suspended_at_s: float | None = None
         self.context = contextvars.copy_context()
         self.context.run(_NODE.set, self)
         self._held: list[Handle] | None = None
@@ -61,12 +68,27 @@ class Node:
         if self._held is None:
             self._held = []
 
-    def proceed(self) -> None:
-        """Run what became due meanwhile, in its order."""
+    def suspend(self) -> None:
+        """Stop running its callbacks, and its monotonic clock, as a machine that is suspended."""
+        self.pause()
+        self._suspended_at_s = running_loop().world_s
+
+    def proceed(self, *, counts_suspension: bool = False) -> None:
+        """Run what became due meanwhile, in its order.
+
+        Args:
+            counts_suspension: of a machine that was suspended: its clock since boot has counted the
+                time. That of one which moved to another host has not.
+        """
         held, self._held = self._held, None
+        loop = running_loop()
+        since_s, self._suspended_at_s = self._suspended_at_s, None
+        if since_s is not None:
+            suspended_s = loop.world_s - since_s
+            self.behind_s += suspended_s
+            self.boot_behind_s += 0.0 if counts_suspension else suspended_s
+            held = loop.postpone(self, held or [], since_s, suspended_s)
         if held:
-            loop = asyncio.get_running_loop()
-            assert isinstance(loop, VirtualLoop)
             loop.ready.extend(held)
 
     def task(self, work: Coroutine[Any, Any, Any], name: str | None = None) -> asyncio.Task[Any]:
@@ -79,9 +101,13 @@ class Node:
 
 
 class Handle(asyncio.TimerHandle):
-    """Callback that the loop runs. Lighter than asyncio's, of which it needs only the interface."""
+    """Callback that the loop runs. Lighter than asyncio's, of which it needs only the interface.
 
-    __slots__ = ()
+    Attributes:
+        is_own_timer: True for a timer that a node has set for itself, by its own clock.
+    """
+
+    __slots__ = ("is_own_timer",)
 
     def __init__(
         self,
@@ -95,6 +121,7 @@ class Handle(asyncio.TimerHandle):
         self._context = contextvars.copy_context() if context is None else context
         self._cancelled = False
         self._when = when
+        self.is_own_timer = False
 
     def __repr__(self) -> str:
         return f"Handle({self._callback!r})"
@@ -108,6 +135,13 @@ class Handle(asyncio.TimerHandle):
 def current_node() -> Node | None:
     """Return the node whose code runs; None for the simulation itself."""
     return _NODE.get()
+
+
+def running_loop() -> VirtualLoop:
+    """Return the loop of this simulation."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    return loop
 
 
 _serials = itertools.count(1)
@@ -161,8 +195,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
     # ---------------------------------------------------------------- clock
 
     def time(self) -> float:
-        """Return virtual seconds since the beginning of the run."""
+        """Return virtual seconds since the beginning of the run, by the clock of the node."""
+        node = _NODE.get()
+        if node is None or not node.behind_s:
+            return self._now
+        return self._now - node.behind_s + _ROUNDING_S
+
+    @property
+    def world_s(self) -> float:
+        """Virtual seconds since the beginning of the run, whoever asks."""
         return self._now
+
+    def boot_time(self) -> float:
+        """Return the node's clock since boot."""
+        node = _NODE.get()
+        return self._now - (node.boot_behind_s if node is not None else 0.0)
 
     def unix_time(self) -> float:
         """Return virtual Unix time."""
@@ -186,7 +233,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> Handle:
         """See the base class. Timers of one moment run in the order of their calls."""
+        node = _NODE.get()
+        if node is not None and node.behind_s:
+            when += node.behind_s
+        return self.call_at_world(when, callback, *args, context=context)
+
+    def call_at_world(
+        self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None
+    ) -> Handle:
+        """Call a function at a time of :attr:`world_s`."""
         timer = Handle(callback, args, context, when)
+        node = _NODE.get()
+        timer.is_own_timer = node is not None and timer._context.get(_NODE) is node
         heapq.heappush(self._timers, (when, next(self._timer_numbers), timer))
         return timer
 
@@ -194,7 +252,39 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, delay: float, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> Handle:
         """See the base class."""
-        return self.call_at(self._now + delay, callback, *args, context=context)
+        return self.call_at_world(self._now + delay, callback, *args, context=context)
+
+    def postpone(
+        self, node: Node, held: list[Handle], since_s: float, suspended_s: float
+    ) -> list[Handle]:
+        """Postpone the timers that a node has set before it was suspended.
+
+        Args:
+            node: it was suspended.
+            held: callbacks that became due meanwhile.
+            since_s: begin of the suspension.
+            suspended_s: its length.
+
+        Returns:
+            those of ``held`` that are due.
+        """
+
+        def is_late(timer: Handle) -> bool:
+            is_set = timer.is_own_timer and timer._context.get(_NODE) is node
+            return is_set and timer._when > since_s
+
+        late = [timer for timer in held if is_late(timer)]
+        kept: list[tuple[float, int, Handle]] = []
+        for _, number, timer in self._timers:
+            if is_late(timer):
+                timer._when += suspended_s
+            kept.append((timer._when, number, timer))
+        for timer in late:
+            timer._when += suspended_s
+            kept.append((timer._when, next(self._timer_numbers), timer))
+        heapq.heapify(kept)
+        self._timers = kept
+        return [timer for timer in held if timer not in late]
 
     def _run_once(self) -> None:
         ready, timers = self.ready, self._timers

@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from simulation.loop import Node, current_node
+from simulation.loop import Node, current_node, running_loop
 
 __all__ = ["SILENCE_S", "Connection", "End", "Network"]
 
@@ -91,12 +91,12 @@ class Connection:
 
     def _transmit(self, end: End, arrive: Callable[[End, Any], None], what: Any) -> None:
         other = self.other(end)
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         at = other.arrives_at = max(
-            loop.time() + self._network.latency_s(), other.arrives_at + 1e-9
+            loop.world_s + self._network.latency_s(), other.arrives_at + 1e-9
         )
         context = self._network.context_of(other.node)
-        loop.call_at(at, self._try, end.host, other, arrive, what, context=context)
+        loop.call_at_world(at, self._try, end.host, other, arrive, what, context=context)
 
     def _try(self, source: str, to: End, arrive: Callable[[End, Any], None], what: Any) -> None:
         if to.error is not None:

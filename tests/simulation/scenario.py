@@ -44,6 +44,9 @@ PROGRESS_S = 60.0
 READABLE_S = 60.0
 """Time within which every broker of a journal has to serve all of it, virtual."""
 
+SUSPENSION_SHARE = 0.25
+"""Share of seeds in which machines are suspended. The others are the runs that they were."""
+
 BALANCED_S = 30.0
 """Time after that within which primaries have to be spread over the brokers, virtual."""
 
@@ -182,14 +185,16 @@ async def _run(seed: int, root: Path, loop: VirtualLoop, checker: Checker) -> No
 
     admin = client("admin")
     await _until(lambda: all(_is_serving(host) for host in cluster.hosts), 30.0)
-    workload = Workload(checker, random.Random(f"workload {seed}"))
-    faults = Faults(
-        cluster,
-        workload,
-        plan.latency_s,
-        random.Random(f"faults {seed}"),
-        lambda: _create(admin, plan),
-    )
+    goes_back = "etcd-goes-back" in plan.further
+    # An Etcd that went back does not know members which are there.
+    members = (lambda: frozenset(cluster.names)) if goes_back else etcd.members
+    workload = Workload(checker, random.Random(f"workload {seed}"), members)
+
+    def faults_of(stream: str) -> Faults:
+        chance = random.Random(f"{stream} {seed}")
+        return Faults(cluster, workload, plan.latency_s, chance, lambda: _create(admin, plan))
+
+    faults, suspensions = faults_of("faults"), faults_of("suspensions")
     await _create(admin, plan)
     for number in range(plan.writers):
         workload.start_writer(client(f"writer-{number}"), plan.journals, plan.pause_s)
@@ -200,8 +205,13 @@ async def _run(seed: int, root: Path, loop: VirtualLoop, checker: Checker) -> No
     await asyncio.sleep(2 * rng.random())
 
     # What an Etcd that goes back has lost, only brokers can have that are alive meanwhile.
-    others = [] if "etcd-goes-back" in plan.further else plan.faults
+    others = [] if goes_back else plan.faults
+    suspending = None
+    if not goes_back and suspensions.rng.random() < SUSPENSION_SHARE:
+        suspending = asyncio.create_task(suspensions.suspend(plan.duration_s))
     await faults.run(plan.duration_s, [*others, *plan.further])
+    if suspending is not None:
+        suspending.cancel()
     if await _check_progress(plan, workload, checker, admin):
         await workload.stop()
         for journal in plan.journals:
@@ -378,7 +388,7 @@ def _capture_logs(
                 text += "\n" + logging.Formatter().formatException(record.exc_info)
                 if not record.name.startswith("simulation"):
                     checker.violated(Promise.NO_CRASH, f"{node and node.name}: {text}")
-            outcome.log.append(f"{loop.time():9.4f} {node.name if node else '-':9} {text}")
+            outcome.log.append(f"{loop.world_s:9.4f} {node.name if node else '-':9} {text}")
 
     def unhandled(_: Any, context: dict[str, Any]) -> None:
         error = context.get("exception")

@@ -105,6 +105,25 @@ class Faults:
         for host in cluster.hosts:
             accept_etcd(host.directory / "spools")
 
+    async def suspend(self, duration_s: float) -> None:
+        """Suspend machines at a random time: that of a primary, or those of all its replicas."""
+        await asyncio.sleep(self.rng.random() * duration_s)
+        await self.amid_append()
+        hosts = [self.some_host()]
+        routes = self.cluster.routes()
+        if routes and self.rng.random() < 0.5:
+            hosts = self.rng.choice(routes)
+        nodes = [host.node for host in hosts if host.node is not None]
+        length_s, counts = self.outage_s(), self.rng.random() < 0.5
+        _log.warning("%s are suspended for %.1f s", [node.name for node in nodes], length_s)
+        for node in nodes:
+            node.suspend()
+        await asyncio.sleep(length_s)
+        for node in nodes:
+            if not node.is_dead:
+                _log.warning("%s proceeds, and its clock since boot is %s", node.name, counts)
+                node.proceed(counts_suspension=counts)
+
     async def _one(self, name: str, begins_in_s: float) -> None:
         await asyncio.sleep(begins_in_s)
         await self.amid_append()

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from gazette_sdk.broker import read
 from gazette_sdk.broker.append import append
+from gazette_sdk.broker.failover import pause_guard
 from gazette_sdk.broker.fragments import index, persister
 from gazette_sdk.broker.spool import directory, spool
 from gazette_sdk.fragment import health
@@ -79,6 +80,7 @@ def install(seed: int) -> None:
     real_time = time.time
     time.time = _unix_time
     time.monotonic = _monotonic_time
+    pause_guard.boot_s = _boot_time
     for function in (
         spool.Spool.__init__,
         index.Index.__init__,
@@ -108,7 +110,13 @@ def _loop() -> VirtualLoop:
 
 
 def _unix_time() -> float:
-    return EPOCH_S + _monotonic_time()
+    loop = asyncio._get_running_loop()
+    return EPOCH_S + (loop.world_s if isinstance(loop, VirtualLoop) else 0.0)
+
+
+def _boot_time() -> float:
+    loop = asyncio._get_running_loop()
+    return loop.boot_time() if isinstance(loop, VirtualLoop) else 0.0
 
 
 def _monotonic_time() -> float:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 
 from gazette_sdk.errors import STATUS_NAMES, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.base import ANYWHERE, AppendItem, Target, Transport
-from simulation.checker import Checker
+from simulation.checker import Checker, Promise
 
 __all__ = ["Workload", "append_line", "read_all"]
 
@@ -29,11 +29,15 @@ class Workload:
     Args:
         checker: hears of everything they do.
         rng: decides what they do.
+        members: returns the suffixes of the cluster's members, as Etcd has them.
     """
 
-    def __init__(self, checker: Checker, rng: random.Random) -> None:
+    def __init__(
+        self, checker: Checker, rng: random.Random, members: Callable[[], frozenset[str]]
+    ) -> None:
         self._checker = checker
         self._rng = rng
+        self._members = members
         self._number = 0
         self._began = asyncio.Event()
         self._stopping = False
@@ -61,6 +65,7 @@ class Workload:
         content = f"{journal}:{self._number:06d}:{filling}\n".encode()
         self._checker.began(journal, content)
         self._began.set()
+        members = self._members()
         try:
             async with asyncio.timeout(APPEND_TIMEOUT_S):
                 response = await append_line(transport, journal, content, target)
@@ -77,6 +82,11 @@ class Workload:
         commit = response.commit
         _log.info("%r: acknowledged [%d, %d)", content[:16], commit.begin, commit.end)
         self._checker.succeeded(journal, content, commit.begin, commit.end)
+        by = response.header.process_id.suffix
+        if by not in members | self._members():
+            self._checker.violated(
+                Promise.MEMBER, f"{journal}: {by}, which is no member, acknowledged an append"
+            )
         return ""
 
     async def next_append(self) -> None:

@@ -79,7 +79,7 @@ class Appends:
         streams: Replicate streams to other brokers.
         waits_for: returns the brokers that are away and alone have a journal's last bytes; none if
             we have them, too, or if it is not known.
-        known_lease: until when this broker's lease is alive.
+        known_lease: knowledge about this broker's lease.
         is_all_stored: returns True if the last broker of a journal left when all of its content was
             stored, and nobody continued it since.
         record_route: returns the operations that record a journal's last route.
@@ -559,7 +559,7 @@ class _Append:
             self._cause = CallError("append stream: a change of registers requires content")
 
         if self._cause is None:
-            self._cause = self._lease_error(pipeline)
+            self._cause = self._shared.known_lease.error(self._resolution.journal)
         proposal = spool.fragment
         if self._cause is None and self._status == pb.OK and content.length > 0:
             await spool.flush()
@@ -586,22 +586,13 @@ class _Append:
     async def _read_acks(self) -> Input:
         await self._acking.acknowledged(self._answers)
         if self._cause is None:
-            self._cause = self._lease_error(self._acking)
+            self._cause = self._shared.known_lease.error(self._resolution.journal)
         if self._cause is not None:
             is_cancelled = isinstance(self._cause, asyncio.CancelledError)
             return Input.CANCELLED if is_cancelled else Input.FAILED
         if self._status != pb.OK:
             return Input.REFUSED
         return Input.AGREED
-
-    def _lease_error(self, pipeline: Pipeline) -> UnavailableError | None:
-        """Return the error of a primary without peers whose lease may have ended unnoticed."""
-        if pipeline.streams or self._loop.time() <= self._shared.known_lease.valid_until:
-            return None
-        return UnavailableError(
-            "this broker was stopped for longer than its lease may last; try again",
-            journal=self._resolution.journal,
-        )
 
     def _next_proposal(self, pipeline: Pipeline) -> pb.Fragment:
         spool = pipeline.spool

@@ -27,6 +27,7 @@ from gazette_sdk.broker.append.inputs import (
 )
 from gazette_sdk.broker.append.machine import Input
 from gazette_sdk.broker.append.store_health import is_dispensable
+from gazette_sdk.broker.failover.pause_guard import KnownLease
 from gazette_sdk.broker.fragments.index import Summary
 from gazette_sdk.broker.metrics import SERVER_COMPLETED, SERVER_STARTED
 from gazette_sdk.broker.replica import Replica
@@ -62,19 +63,23 @@ class StartedAppend(NamedTuple):
         response: encoded response, valid when :meth:`acknowledged` has returned.
         pipeline: its pipeline. If an append fails, later ones of the same pipeline fail, too.
         answers: answers of the peers; none if there are no peers.
+        known_lease: knowledge about this broker's lease.
     """
 
     response: bytes
     pipeline: Pipeline
     answers: Sequence[asyncio.Future[Answer]]
+    known_lease: KnownLease
 
     async def acknowledged(self) -> None:
         """Wait until every peer has acknowledged it.
 
         Raises:
-            GazetteError: a peer did not.
+            GazetteError: a peer did not, or this broker's lease may have ended meanwhile.
         """
         await self.pipeline.acknowledged(self.answers)
+        if (error := self.known_lease.error(self.pipeline.spool.journal)) is not None:
+            raise error
 
 
 class InlineAppends:
@@ -161,12 +166,8 @@ def append_now(
     now = shared.now()
     if behind is not None and behind is not pipeline:
         return None
-    may_go_on = (
-        _may_await(pipeline, claims, now)
-        if pipeline.streams
-        else asyncio.get_running_loop().time() <= shared.known_lease.valid_until
-    )
-    if not may_go_on:
+    may_go_on = not pipeline.streams or _may_await(pipeline, claims, now)
+    if not (may_go_on and shared.known_lease.is_alive):
         return None
 
     spool = pipeline.spool
@@ -191,7 +192,7 @@ def append_now(
         answers = pipeline.replicate_now(content, committed, registers)
     else:
         replica.acknowledge(committed)
-    return StartedAppend(encoded, pipeline, answers)
+    return StartedAppend(encoded, pipeline, answers, shared.known_lease)
 
 
 def _ready_replica(shared: Appends, request: pb.AppendRequest, claims: Claims) -> Replica | None:

@@ -32,7 +32,7 @@ class Failover:
 
     Attributes:
         streams: Replicate streams of this broker to others.
-        known_lease: until when this broker's lease is alive.
+        known_lease: knowledge about this broker's lease.
         hand_over_s: longest silence of a journal's former primary before streams and calls end.
     """
 
@@ -72,6 +72,10 @@ class Failover:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._verifier.run(), name="fail-over verifier")
             group.create_task(self._guard.run(), name="fail-over guard")
+
+    async def has_lease(self) -> bool:
+        """Return True if this broker's lease is alive; see :meth:`PauseGuard.has_lease`."""
+        return await self._guard.has_lease()
 
     async def end_changes(self) -> None:
         """Change no journals any more: the broker stops. Challenges are answered on."""

@@ -19,7 +19,7 @@ import asyncio
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import BinaryIO, Final
@@ -86,6 +86,8 @@ class Persister:
         journal_of: returns a journal's current key; ``None`` if it does not exist. It must know
             all journals before the first :meth:`complete`: spools of others are dropped.
         stored: called with each spool whose fragment is in its store.
+        may_upload: returns False for a spool whose journal others have continued since this
+            broker's lease ended. It stays in its directory for the next start, which asks them.
         tick_s: see :data:`TICK_S`.
         retry_s_min: pause before a failed store is tried again; doubled with each failure.
         upload_timeout_s: see :data:`UPLOAD_TIMEOUT_S`.
@@ -97,6 +99,7 @@ class Persister:
         journal_of: Callable[[str], JournalEntry | None],
         *,
         stored: Callable[[CompletedSpool], None] = lambda _: None,
+        may_upload: Callable[[CompletedSpool], Awaitable[bool]] | None = None,
         tick_s: float = TICK_S,
         retry_s_min: float = RETRY_S_MIN,
         upload_timeout_s: float = UPLOAD_TIMEOUT_S,
@@ -104,6 +107,7 @@ class Persister:
         self._stores = stores
         self._journal_of = journal_of
         self._stored = stored
+        self._may_upload = may_upload
         self._tick_s = tick_s
         self._retry_s_min = retry_s_min
         self._upload_timeout_s = upload_timeout_s
@@ -316,6 +320,13 @@ class Persister:
             return
         key = urls[0]
         try:
+            if self._may_upload is not None and not await self._may_upload(spool):
+                _log.warning(
+                    "%s is not stored: others have continued its journal since the lease of this "
+                    "broker ended; it stays for the next start, which asks them",
+                    content_path(spool.fragment),
+                )
+                return
             await self._persist(spool, found.value, urls)
         except CorruptFragmentError as error:
             _log.error("%s", error)

@@ -27,6 +27,7 @@ from gazette_sdk.broker.spool.directory import Durability, SpoolDirectory, repla
 from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry
 from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import prefix_end
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry
 from gazette_sdk.cluster.keyspace import HistoryMark
 from gazette_sdk.errors import EtcdCompactedError
@@ -256,6 +257,24 @@ class EtcdHistory:
     def is_continued(self, journal: str) -> bool:
         """Return True if a journal has a synchronized route without this broker now."""
         return any(map(self._is_continued_in, self._keyspace.assignments(journal)))
+
+    async def is_continued_in(self, etcd: Etcd, item: JournalEntry, record: bytes) -> bool:
+        """Return :meth:`is_continued` as Etcd has it: the mirror may be old.
+
+        Args:
+            etcd: the client.
+            item: the journal.
+            record: key of its recorded route.
+
+        Raises:
+            EtcdError: Etcd did not answer.
+        """
+        prefix = keys.item_assignments_prefix(self._keyspace.root, item.id)
+        found = await etcd.range(prefix, prefix_end(prefix))
+        routes = [pb.Route.FromString(each.value) for each in found.entries if each.value]
+        recorded = await etcd.range(record)
+        routes += [pb.Header.FromString(each.value).route for each in recorded.entries]
+        return any(is_route_without(route, self._local_id) for route in routes)
 
     def flush(self) -> None:
         """Write the last revision now."""

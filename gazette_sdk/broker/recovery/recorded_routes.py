@@ -94,7 +94,7 @@ class RecordedRoutes:
 
     def own_entry(self, item: JournalEntry) -> Entry[RecordedRoute] | None:
         """Return the record of a journal; ``None`` if there is none."""
-        return self.mirror.find(self._key(item))
+        return self.mirror.find(self.key(item))
 
     def claims(self, journal: str) -> Entry[RecordedRoute] | None:
         """Return the record of brokers with bytes of a journal that Etcd lost, if there is one."""
@@ -142,7 +142,7 @@ class RecordedRoutes:
         if not self.is_used:
             return ()
         if route is None or is_suspended(item.value):
-            return (Delete(self._key(item)),) if self.own_entry(item) is not None else ()
+            return (Delete(self.key(item)),) if self.own_entry(item) is not None else ()
         value = pb.Header(
             process_id=self._local_id,
             route=pb.Route(
@@ -150,9 +150,10 @@ class RecordedRoutes:
             ),
             etcd=pb.Header.Etcd(revision=revision),
         )
-        return (Put(self._key(item), value.SerializeToString()),)
+        return (Put(self.key(item), value.SerializeToString()),)
 
-    def _key(self, item: JournalEntry) -> bytes:
+    def key(self, item: JournalEntry) -> bytes:
+        """Return the key of a journal's record."""
         return f"{self.mirror.root}/{item.id}#{item.create_revision}".encode()
 
     def _claims_key(self, journal: str) -> bytes:

@@ -10,15 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from itertools import product
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 
 from gazette_sdk.broker.append.append import _Append
 from gazette_sdk.broker.append.machine import State
+from gazette_sdk.broker.failover import pause_guard
+from gazette_sdk.cluster.broker_keys import route_value
 from gazette_sdk.cluster.etcd import Delete, Put
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.routes import route_of
 from support.brokers import COMMIT, LIMIT_S, ZONE, HandCluster, journal_spec, stream
 from support.etcd import run
 from support.scripted_replicas import JOURNAL, without_pulses
@@ -188,26 +192,64 @@ def test_a_primary_frozen_at_any_state_commits_nothing_against_its_successor(
     run(scenario())
 
 
-def test_a_primary_without_peers_commits_nothing_once_its_lease_may_have_ended(
-    etcd, tmp_path, monkeypatch
+def suspended(monkeypatch):
+    """Let time pass, of which event loops do not know."""
+    real = pause_guard.boot_s
+    monkeypatch.setattr(pause_guard, "boot_s", lambda: real() + 1000)
+
+
+@pytest.mark.parametrize("peers", [(), (SUCCESSOR,)])
+def test_a_primary_commits_nothing_once_its_lease_may_have_ended(
+    etcd, tmp_path, monkeypatch, peers
 ):
-    """It is stopped for longer than its lease, and reads appends before anything else."""
+    """It and its peers stand still for longer than its lease, and read appends before the rest."""
     without_pulses(monkeypatch)
 
     async def scenario():
         async with HandCluster(etcd, tmp_path) as cluster:
             client = await cluster.start(STALE)
+            for peer in peers:
+                await cluster.start(peer)
+            await client.apply(journal_spec(JOURNAL, replication=1 + len(peers)))
+            await cluster.assign(JOURNAL, STALE, *peers)
+            await appended(client, b"old")
+            broker = cluster.brokers[STALE]
+            for each in cluster.brokers.values():
+                await freeze_mirror(each)
+            await broker._etcd.revoke(broker.lease)
+            suspended(monkeypatch)
+            with pytest.raises(GazetteError, match="stopped for longer"):
+                await client.append(JOURNAL, b"stale", do_not_proxy=True)
+            fragment = broker.resolver.replica(JOURNAL).spool.peek().fragment
+            assert fragment.end == len(b"old")
+
+    run(scenario())
+
+
+def test_a_broker_whose_lease_has_ended_uploads_nothing_that_others_have_continued(
+    etcd, tmp_path, monkeypatch
+):
+    without_pulses(monkeypatch)
+
+    async def scenario():
+        async with HandCluster(etcd, tmp_path) as cluster:
+            client = await cluster.start(STALE)
+            await cluster.start(SUCCESSOR)
             await client.apply(journal_spec(JOURNAL))
             await cluster.assign(JOURNAL, STALE)
             await appended(client, b"old")
             broker = cluster.brokers[STALE]
-            guard = broker._failover._guard
             await freeze_mirror(broker)
             await broker._etcd.revoke(broker.lease)
-            guard.known.valid_until -= 1000
-            before = broker.resolver.replica(JOURNAL).spool.peek().fragment.end
-            with pytest.raises(GazetteError, match="stopped for longer"):
-                await client.append(JOURNAL, b"stale", do_not_proxy=True)
-            assert broker.resolver.replica(JOURNAL).spool.peek().fragment.end == before
+            suspended(monkeypatch)
+            spool = broker.resolver.replica(JOURNAL).spool.peek()
+            completed = SimpleNamespace(fragment=spool.fragment)
+            # The journal waits for this broker: no one else has its bytes.
+            assert await broker._may_upload(completed)
+            keyspace = cluster.brokers[SUCCESSOR].keyspace
+            route = route_value(route_of([(ZONE, SUCCESSOR, 0)]))
+            key = keyspace.assignment_key(JOURNAL, ZONE, SUCCESSOR, 0)
+            await cluster.etcd.put(key, route)
+            assert not await broker._may_upload(completed)
 
     run(scenario())

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
+from gazette_sdk.broker.failover import pause_guard
 from gazette_sdk.broker.failover.pause_guard import PauseGuard
 from gazette_sdk.errors import EtcdUnavailableError
 from support.etcd import run
@@ -24,17 +26,28 @@ class Leases:
         return answer
 
 
-def has_lease(guard):
-    return asyncio.get_running_loop().time() <= guard.known.valid_until
+@pytest.fixture(params=["boot", "wall"])
+def jump(request, monkeypatch):
+    """Move one clock, as a suspended machine does, or one that was moved to another host."""
+    moved_s = 0.0
+
+    def move(seconds):
+        nonlocal moved_s
+        moved_s += seconds
+
+    module, name = (pause_guard, "boot_s") if request.param == "boot" else (time, "time")
+    real = getattr(module, name)
+    monkeypatch.setattr(module, name, lambda: real() + moved_s)
+    return move
 
 
 def test_a_process_that_runs_has_its_lease():
     async def scenario():
         guard = PauseGuard(Leases(-1), 7, 100)
-        assert has_lease(guard)
+        assert guard.known.is_alive
         running = asyncio.ensure_future(guard.run())
         await asyncio.sleep(0)
-        assert has_lease(guard)
+        assert guard.known.is_alive
         running.cancel()
         await asyncio.wait([running])
 
@@ -42,27 +55,30 @@ def test_a_process_that_runs_has_its_lease():
 
 
 @pytest.mark.parametrize("answers", [[3], [EtcdUnavailableError("away"), 3]])
-def test_behind_a_pause_the_lease_is_looked_up(answers):
+def test_after_a_pause_the_lease_is_looked_up(jump, answers):
     async def scenario():
         guard = PauseGuard(Leases(*answers), 7, 1.0)
-        guard.known.valid_until -= 1.0  # as if it had been stopped
-        assert not has_lease(guard)
+        jump(1.0)
+        assert not guard.known.is_alive
+        assert "stopped for longer" in str(guard.known.error("a/journal"))
         running = asyncio.ensure_future(guard.run())
-        await until(lambda: has_lease(guard))
+        await until(lambda: guard.known.is_alive)
+        assert guard.known.error("a/journal") is None
         running.cancel()
         await asyncio.wait([running])
 
     run(scenario())
 
 
-def test_a_lease_that_has_ended_stays_so():
+def test_a_lease_that_has_ended_stays_so(jump):
     async def scenario():
         guard = PauseGuard(Leases(-1), 7, 0.02)
-        guard.known.valid_until -= 1.0
+        jump(1.0)
         running = asyncio.ensure_future(guard.run())
         for _ in range(10):
             await asyncio.sleep(0.005)
-            assert not has_lease(guard)
+            assert not guard.known.is_alive
+            assert not await guard.has_lease()
         running.cancel()
         await asyncio.wait([running])
 
