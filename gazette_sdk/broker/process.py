@@ -218,6 +218,17 @@ class Broker:
         run("route recorder", self._route_recorder.run())
         run("sweeper", self._sweep(self._stores))
 
+    async def _offer(self, takes_journals: bool) -> None:  # noqa: FBT001 - the interface of fail-over
+        """Announce whether this broker takes journals.
+
+        Raises:
+            EtcdError: it could not be announced.
+        """
+        assert self._membership is not None
+        spec = pb.BrokerSpec.FromString(self._membership.spec.SerializeToString())
+        spec.journal_limit = self.config.journal_limit if takes_journals else 0
+        await self._membership.update(spec)
+
     async def _load_records(self, etcd: Etcd) -> None:
         try:
             await self._records.load(etcd)
@@ -307,6 +318,7 @@ class Broker:
             ttl_s=config.lease_ttl_s,
             answer_timeout_s=config.answer_timeout_s or config.lease_ttl_s / 2,
             allocation=JournalAllocation(config.max_replication),
+            offer=self._offer,
         )
         membership = self._membership
         self._waiting_journals = WaitingJournals(

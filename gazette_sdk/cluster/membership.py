@@ -177,6 +177,17 @@ class Membership:
             return found.entries[0].mod_revision
         return 0
 
+    @property
+    def spec(self) -> MemberSpec:
+        """The announced spec.
+
+        Raises:
+            EtcdError: it is not announced yet.
+        """
+        if self._spec is None:
+            raise EtcdError("the member key is not announced yet; call announce() first")
+        return self._spec
+
     async def update(self, spec: MemberSpec) -> int:
         """Replace the announced spec, keep the lease, and return the revision.
 
@@ -231,12 +242,10 @@ class Membership:
         Raises:
             EtcdError: as :meth:`update`.
         """
-        if self._spec is None:
-            raise EtcdError("the member key is not announced yet; call announce() first")
-        if self._spec.exiting:
+        if self.spec.exiting:
             return self._revision
-        spec = type(self._spec)()
-        spec.CopyFrom(self._spec)
+        spec = type(self.spec)()
+        spec.CopyFrom(self.spec)
         spec.exiting = True
         return await self.update(spec)
 

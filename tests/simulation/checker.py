@@ -24,6 +24,7 @@ class Promise(enum.Enum):
     CONTIGUOUS = "content is contiguous, and nothing but appends"
     COMMITTED = "readers get nothing that was not committed: what they got, stays"
     PROGRESS = "appends succeed soon after the last fault"
+    FAIL_OVER = "appends go on soon after one broker dies or is cut off; a living one stays"
     STORED = "in the end the store has everything"
     MEMBER = "a broker whose lease ended before an append began does not acknowledge it"
     BALANCED = "in the end no broker leads more journals than an even share and one"

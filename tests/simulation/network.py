@@ -2,8 +2,10 @@
 
 Hosts are known by name; a process listens on its host under a node. Messages of one direction of a
 connection arrive in their order. A cut delays messages until it heals, as TCP sends them again; a
-connection that gets nothing through for too long is broken at both ends. When a process is killed
-its kernel says so to every peer that it can reach.
+connection that gets nothing through for too long is broken at both ends. A link that closes breaks
+its connections at once, and accepts and closes new ones, as proxies do; a host behind a proxy does
+so while nothing listens there. When a process is killed its kernel says so to every peer that it
+can reach.
 """
 
 from __future__ import annotations
@@ -125,6 +127,7 @@ class Network:
     Attributes:
         connections: those that are open, in the order of their beginning.
         listeners: what accepts connections, by host.
+        proxied: hosts behind proxies, which accept connections while nothing listens there.
     """
 
     def __init__(self, rng: random.Random, latency_s: float) -> None:
@@ -133,7 +136,9 @@ class Network:
         self.listeners: dict[str, tuple[Node, _Accept]] = {}
         self._rng = rng
         self._mean_s = latency_s
+        self.proxied: set[str] = set()
         self._cuts: dict[tuple[str, str], int] = {}
+        self._closing: dict[tuple[str, str], int] = {}
         self._parked: dict[
             tuple[str, str], list[tuple[Callable[[], None], contextvars.Context]]
         ] = {}
@@ -168,6 +173,7 @@ class Network:
 
         Raises:
             ConnectionRefusedError: nothing listens there. A host that is cut off says nothing.
+            ConnectionAbortedError: the connection was accepted, and closed before the first byte.
         """
         loop = asyncio.get_running_loop()
         node = current_node()
@@ -192,8 +198,12 @@ class Network:
             if done.done():
                 return
             listener = self.listeners.get(host)
+            if self.closes(source, host):
+                done.set_exception(ConnectionAbortedError(f"the way to {host} closes"))
+                return
             if listener is None or listener[0].is_dead:
-                done.set_exception(ConnectionRefusedError(f"nothing listens at {host}"))
+                kind = ConnectionAbortedError if host in self.proxied else ConnectionRefusedError
+                done.set_exception(kind(f"nothing listens at {host}"))
                 return
             server_node, accept = listener
             done.set_result(self._connected(node, source, host, server_node, accept))
@@ -204,7 +214,7 @@ class Network:
     def open(self, source: str, host: str, server: Node) -> Connection | None:
         """Open a connection at once, as on a warm one; ``None`` if the process is another now."""
         listener = self.listeners.get(host)
-        if listener is None or listener[0] is not server:
+        if listener is None or listener[0] is not server or self.closes(source, host):
             return None
         return self._connected(current_node(), source, host, server, listener[1])
 
@@ -237,6 +247,22 @@ class Network:
             asyncio.get_running_loop().call_later(
                 SILENCE_S, self._silent, link, context=self.context
             )
+
+    def closes(self, source: str, to: str) -> bool:
+        """Return True if connections from one host to another are accepted and closed."""
+        return self._closing.get((source, to), 0) > 0
+
+    def close_link(self, source: str, to: str) -> None:
+        """Break the connections from one host to another, and close new ones at once."""
+        self._closing[source, to] = self._closing.get((source, to), 0) + 1
+        for connection in list(self.connections):
+            if (connection.client.host, connection.server.host) == (source, to):
+                for end in (connection.client, connection.server):
+                    connection.broken(end, ConnectionResetError("the link closes"))
+
+    def open_link(self, source: str, to: str) -> None:
+        """End :meth:`close_link`."""
+        self._closing[source, to] -= 1
 
     def heal(self, source: str, to: str) -> None:
         """End a cut of one direction."""

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from gazette_sdk.broker.append import append, common_case
 from gazette_sdk.broker.append.inputs import Verdict, judge_preconditions
+from gazette_sdk.broker.failover import rebuilder, replacement
 from gazette_sdk.broker.fragments import persister
 from gazette_sdk.broker.fragments.index import Summary
+from gazette_sdk.broker.fragments.persister import Persister
 from gazette_sdk.broker.recovery import withheld
 from gazette_sdk.broker.recovery.last_routes import LastRoutes
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.replication.pipeline import Pipeline
+from gazette_sdk.broker.spool.content_file import CompletedSpool
 from gazette_sdk.broker.spool.directory import JournalSpools
 from gazette_sdk.broker.spool.spool import Spool
 from gazette_sdk.cluster.keyspace import Continuity
+from gazette_sdk.cluster.verification import decision, verifier
+from gazette_sdk.cluster.verification.decision import Input, State
 
 __all__ = ["PLANTS"]
+
+OLD_S = 300.0
+"""Age of a spool that no run reaches with right clocks."""
 
 
 def _acknowledge_early() -> None:
@@ -92,6 +101,48 @@ def _believe_etcd() -> None:
     withheld.compare_history = compare
 
 
+def _wait_for_leases() -> None:
+    """Take an endpoint that accepts and closes for one that answers."""
+    for state in decision.DIALS:
+        decision.VERIFICATION[state, Input.CLOSED] = State.UNDECIDED  # type: ignore[index]
+
+
+def _keep_places() -> None:
+    """Let a primary that reaches no broker wait for them."""
+
+    def decide(*given: Any, **others: Any) -> replacement.Decision:
+        found = replacement.decide(*given, **others)
+        is_kept = found.action is replacement.Action.HAND_OVER
+        return replacement.Decision(replacement.Action.NOTHING) if is_kept else found
+
+    rebuilder.decide = decide
+
+
+def _depose_unasked() -> None:
+    """Depose a broker whose endpoint closes connections, whatever it answers in Etcd."""
+
+    async def unanswered(_: object) -> Input:
+        return Input.UNANSWERED
+
+    async def confirmed(_: object) -> Input:
+        return Input.CONFIRMED
+
+    actions = verifier._Verification._ACTIONS
+    actions[State.AWAIT_ANSWER] = unanswered  # type: ignore[index]
+    actions[State.CONDEMN] = confirmed  # type: ignore[index]
+
+
+def _trust_clocks() -> None:
+    """Take a spool that seems to be old, or of the future, for one that was stored long ago."""
+    complete = Persister.complete
+
+    def completed(persister: Persister, spool: CompletedSpool) -> None:
+        if abs(time.time() - spool.first_append_time.timestamp()) < OLD_S:
+            complete(persister, spool)
+
+    Persister.complete = completed  # type: ignore[method-assign]
+
+
 PLANTS: dict[str, Callable[[], None]] = {
     "early-acknowledgements": _acknowledge_early,
     "offsets-again": _reuse_offsets,
@@ -100,5 +151,9 @@ PLANTS: dict[str, Callable[[], None]] = {
     "names-of-objects": _believe_names,
     "late-listings": _believe_listings,
     "any-etcd": _believe_etcd,
+    "leases-behind-proxies": _wait_for_leases,
+    "kept-places": _keep_places,
+    "unasked-deposals": _depose_unasked,
+    "trusted-clocks": _trust_clocks,
 }
 """All planted bugs, by name."""

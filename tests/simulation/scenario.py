@@ -31,7 +31,7 @@ from simulation.disk import Disks, watch_syncs
 from simulation.etcd_channel import EtcdHost, use_channels
 from simulation.loop import VirtualLoop, current_node
 from simulation.network import Network
-from simulation.schedule import FAULTS, FURTHER_FAULTS, Faults
+from simulation.schedule import FAULTS, FAULTS_OF_MACHINES, FURTHER_FAULTS, Faults
 from simulation.store import STORE_URL, StoredState, use_store
 from simulation.wire import endpoint_of, transport, use_dials
 from simulation.workload import Workload, read_all
@@ -53,6 +53,12 @@ BALANCED_S = 30.0
 FURTHER_RATE = 0.3
 """Rate of seeds with one of the further faults."""
 
+SLOW_CALLS = 100
+"""Latencies that are added to the bars of fail-overs. Some messages take twenty times as long."""
+
+PUNCTUAL_LATENCY_S = 0.01
+"""Latency up to which a broker that lives answers a challenge in time."""
+
 DISKS = Path("/dev/shm")
 
 _log = logging.getLogger(__name__)
@@ -73,6 +79,7 @@ class Plan:
     faults: list[str]
     duration_s: float
     further: list[str]
+    of_machines: list[str]
 
     @classmethod
     def of(cls, seed: int) -> Plan:
@@ -97,12 +104,20 @@ class Plan:
             faults=rng.choices(list(FAULTS), k=rng.randint(1, 5)),
             duration_s=10.0 + 15.0 * rng.random(),
             further=_further_faults(seed),
+            of_machines=_faults_of_machines(seed),
         )
 
 
 def _further_faults(seed: int) -> list[str]:
     rng = random.Random(f"further faults {seed}")
     return [rng.choice(list(FURTHER_FAULTS))] if rng.random() < FURTHER_RATE else []
+
+
+def _faults_of_machines(seed: int) -> list[str]:
+    rng = random.Random(f"faults of machines {seed}")
+    if rng.random() >= FURTHER_RATE or "etcd-goes-back" in _further_faults(seed):
+        return []
+    return rng.choices(list(FAULTS_OF_MACHINES), k=rng.randint(1, 3))
 
 
 @dataclass(slots=True)
@@ -204,6 +219,14 @@ async def _run(seed: int, root: Path, loop: VirtualLoop, checker: Checker) -> No
             workload.start_reader(reader, journal, zone)
     await asyncio.sleep(2 * rng.random())
 
+    of_machines = Faults(
+        cluster,
+        workload,
+        plan.latency_s,
+        random.Random(f"schedule of machines {seed}"),
+        lambda: _create(admin, plan),
+    )
+    of_machines.begin(plan.duration_s, plan.of_machines)
     # What an Etcd that goes back has lost, only brokers can have that are alive meanwhile.
     others = [] if goes_back else plan.faults
     suspending = None
@@ -212,7 +235,11 @@ async def _run(seed: int, root: Path, loop: VirtualLoop, checker: Checker) -> No
     await faults.run(plan.duration_s, [*others, *plan.further])
     if suspending is not None:
         suspending.cancel()
+    if plan.of_machines:
+        await of_machines.end()
     if await _check_progress(plan, workload, checker, admin):
+        if plan.of_machines and plan.replication > 1:
+            await _check_fail_over(plan, of_machines, workload, checker, client)
         await workload.stop()
         for journal in plan.journals:
             await _check_readable(cluster, journal, client("last reader"), checker)
@@ -270,6 +297,66 @@ async def _check_progress(
         return False
 
     return all(await asyncio.gather(*map(append, plan.journals)))
+
+
+async def _check_fail_over(
+    plan: Plan,
+    faults: Faults,
+    workload: Workload,
+    checker: Checker,
+    client: Callable[[str], Transport],
+) -> None:
+    """Check that appends go on soon after one broker of a quiet cluster dies or is cut off."""
+    loop, cluster = asyncio.get_running_loop(), faults.cluster
+
+    def is_whole() -> bool:
+        routes = cluster.routes()
+        return (
+            all(_is_serving(host) for host in cluster.hosts)
+            and len(routes) == len(plan.journals)
+            and all(len(route) == plan.replication for route in routes)
+        )
+
+    if plan.replication == plan.settings.brokers:
+        return  # the others are too few
+    try:
+        await _until(is_whole, PROGRESS_S)
+    except TimeoutError:
+        _log.warning("the cluster is not whole")
+        return
+    await asyncio.sleep(2 * plan.settings.lease_ttl_s)  # of quiet
+    if not is_whole() or not await _check_progress(plan, workload, checker, client("admin")):
+        return
+    host = faults.rng.choice(cluster.routes())[0]
+    starts, node, begun_at = host.starts, host.node, loop.time()
+    what, bar_s = await faults.lose(host)
+    bar_s += SLOW_CALLS * plan.latency_s
+
+    async def attempts(journal: str) -> None:
+        """Return when an append succeeds. Each attempt asks some broker for the route."""
+        tasks: set[asyncio.Task[str]] = set()
+        try:
+            while not any(task.done() and not task.result() for task in tasks):
+                tasks.add(asyncio.create_task(workload.append(client("probe"), journal)))
+                await asyncio.sleep(0.2)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    try:
+        async with asyncio.timeout(bar_s):
+            await asyncio.gather(*map(attempts, plan.journals))
+    except TimeoutError:
+        checker.violated(
+            Promise.FAIL_OVER, f"{what} of {host.name}: a journal takes no append for {bar_s:.1f} s"
+        )
+    _log.warning("%s of %s: appends go on after %.2f s", what, host.name, loop.time() - begun_at)
+    is_punctual = plan.latency_s <= PUNCTUAL_LATENCY_S
+    if not what.startswith("kill") and is_punctual and (host.starts, host.node) != (starts, node):
+        checker.violated(Promise.FAIL_OVER, f"{what} of {host.name}: it lives, and was deposed")
+    await faults.end()
+    await _check_progress(plan, workload, checker, client("admin"))
 
 
 async def _check_readable(

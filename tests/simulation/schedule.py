@@ -13,9 +13,13 @@ from simulation.cluster import Cluster, Host
 from simulation.etcd_channel import ETCD_HOST
 from simulation.loop import VirtualLoop
 from simulation.store import StoreFault
+from simulation.threads import CLOCK_ERRORS_S
 from simulation.workload import Workload
 
-__all__ = ["FAULTS", "FURTHER_FAULTS", "Faults"]
+__all__ = ["FAULTS", "FAULTS_OF_MACHINES", "FURTHER_FAULTS", "Faults"]
+
+KILL_BAR_S = 2.0
+"""Longest stall of appends after the kill of one broker."""
 
 _log = logging.getLogger(__name__)
 
@@ -50,16 +54,25 @@ class Faults:
         self._first_backup = cluster.etcd.model.snapshot()
         self._is_restored = self._lacks_journals = False
         self._cuts: list[tuple[str, str]] = []
+        self._closing: list[tuple[str, str]] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     async def run(self, duration_s: float, names: list[str]) -> None:
         """Let faults begin at random times, and end all of them after the duration."""
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + duration_s
+        self.begin(duration_s, names)
+        await asyncio.sleep(ends_at - loop.time())
+        await self.end()
+
+    def begin(self, duration_s: float, names: list[str]) -> None:
+        """Let faults begin at random times within the duration."""
         for name in names:
             begins_in_s = self.rng.random() * duration_s
             self._tasks.append(asyncio.create_task(self._one(name, begins_in_s)))
-        await asyncio.sleep(ends_at - loop.time())
+
+    async def end(self) -> None:
+        """End all faults that were begun."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -73,6 +86,10 @@ class Faults:
         cluster = self.cluster
         while self._cuts:
             cluster.network.heal(*self._cuts.pop())
+        while self._closing:
+            cluster.network.open_link(*self._closing.pop())
+        cluster.network.proxied.clear()
+        CLOCK_ERRORS_S.clear()
         if not cluster.etcd.is_up:
             cluster.etcd.start()
         cluster.store.fault, cluster.store.list_lag_s = StoreFault.NONE, 0.0
@@ -127,7 +144,22 @@ class Faults:
     async def _one(self, name: str, begins_in_s: float) -> None:
         await asyncio.sleep(begins_in_s)
         await self.amid_append()
-        await (FAULTS.get(name) or FURTHER_FAULTS[name])(self)
+        await (FAULTS | FURTHER_FAULTS | FAULTS_OF_MACHINES)[name](self)
+
+    async def lose(self, host: Host) -> tuple[str, float]:
+        """Kill a broker behind a proxy, or cut it off from all others, without another fault.
+
+        Return the kind, and the time within which appends have to go on.
+        """
+        links = self.links_to_peers(host.name)
+        kind = self.rng.choice(("kill", "cut", "close"))
+        if kind == "kill":
+            self.cluster.network.proxied.update(self.cluster.names)
+            self.kill(host)
+            return "kill behind a proxy", KILL_BAR_S
+        work = self.cut if kind == "cut" else self.close
+        self._tasks.append(asyncio.create_task(work(links, 6 * self.ttl_s)))
+        return f"{kind} from its peers", self.ttl_s + 1.0
 
     # ------------------------------------------------------------- building
 
@@ -183,6 +215,24 @@ class Faults:
                 self._cuts.remove(link)
                 self.cluster.network.heal(*link)
         _log.warning("healed: %s", ", ".join(f"{a}>{b}" for a, b in links))
+
+    def links_to_peers(self, host: str) -> list[tuple[str, str]]:
+        """Return the links between a broker and all others, both ways."""
+        others = [name for name in self.cluster.names if name != host]
+        return [link for other in others for link in ((host, other), (other, host))]
+
+    async def close(self, links: list[tuple[str, str]], duration_s: float) -> None:
+        """Let links break their connections, and close new ones, for some time."""
+        _log.warning("%.1f s are closed: %s", duration_s, ", ".join(f"{a}>{b}" for a, b in links))
+        for link in links:
+            self.cluster.network.close_link(*link)
+            self._closing.append(link)
+        await asyncio.sleep(duration_s)
+        for link in links:
+            if link in self._closing:
+                self._closing.remove(link)
+                self.cluster.network.open_link(*link)
+        _log.warning("open: %s", ", ".join(f"{a}>{b}" for a, b in links))
 
     def outage_s(self) -> float:
         """Return the length of an outage: sometimes shorter than a lease, sometimes longer."""
@@ -390,6 +440,38 @@ async def _restart(faults: Faults, host: Host) -> None:
     faults.cluster.start(host)
 
 
+async def _cut_from_peers(faults: Faults) -> None:
+    """Cut a broker from all others. Clients and Etcd reach it."""
+    links = faults.links_to_peers(faults.some_host().name)
+    await faults.cut(links, faults.outage_s())
+
+
+async def _close_from_peers(faults: Faults) -> None:
+    """Let proxies between a broker and all others, or some, accept and close."""
+    links = faults.links_to_peers(faults.some_host().name)
+    if faults.rng.random() < 0.3:
+        links = faults.rng.sample(links, faults.rng.randint(1, len(links)))
+    await faults.close(links, faults.outage_s())
+
+
+async def _kill_behind_proxies(faults: Faults) -> None:
+    """Kill brokers behind proxies that accept and close while nothing listens."""
+    faults.cluster.network.proxied.update(faults.cluster.names)
+    await faults.kill_and_start(faults.rng.sample(faults.cluster.hosts, faults.rng.randint(1, 2)))
+
+
+async def _wrong_clock(faults: Faults) -> None:
+    """Set the wall clock of a machine forward or back, by seconds or years."""
+    host = faults.some_host()
+    magnitude_s = faults.rng.choice((2.0, 3600.0, 3 * 86400.0, 10 * 365 * 86400.0))
+    error_s = (faults.rng.random() + 0.5) * magnitude_s * faults.rng.choice((-1, 1))
+    _log.warning("the clock of %s is wrong by %.0f s", host.name, error_s)
+    CLOCK_ERRORS_S[host.name] = error_s
+    if faults.rng.random() < 0.5:
+        await asyncio.sleep(faults.outage_s())
+        CLOCK_ERRORS_S.pop(host.name, None)
+
+
 FAULTS: dict[str, Fault] = {
     "kill": _kill_one,
     "kill-two": _kill_two,
@@ -410,7 +492,15 @@ FAULTS: dict[str, Fault] = {
     "drain": _drain,
     "rolling-restart": _rolling_restart,
 }
-"""All faults, by name."""
+"""Faults that the plan of a seed is made of, by name."""
+
+FAULTS_OF_MACHINES: dict[str, Fault] = {
+    "cut-from-peers": _cut_from_peers,
+    "close-from-peers": _close_from_peers,
+    "kill-behind-proxies": _kill_behind_proxies,
+    "wrong-clock": _wrong_clock,
+}
+"""Faults of proxies, links and clocks, which have random numbers of their own, too."""
 
 FURTHER_FAULTS: dict[str, Fault] = {
     "store-tears": _store_tears,

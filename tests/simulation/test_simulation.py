@@ -42,8 +42,16 @@ BROKEN_BY = {
     "names-of-objects": LOSS,
     "late-listings": LOSS,
     "any-etcd": LOSS,
+    "leases-behind-proxies": (Promise.FAIL_OVER,),
+    "kept-places": (Promise.FAIL_OVER,),
+    "unasked-deposals": (Promise.FAIL_OVER,),
+    "trusted-clocks": LOSS,
 }
 """Promises that each planted bug breaks."""
+
+
+FIRST = {"trusted-clocks": 431}
+"""First seed for a bug that takes long to be found: before it no seed of the thousand does."""
 
 
 def simulate(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -92,7 +100,9 @@ def test_a_seed_that_is_stuck_loses_nothing(seed: str) -> None:
 @pytest.mark.parametrize("plant", PLANTS)
 def test_a_planted_bug_is_found(plant: str) -> None:
     only = [word for kind in BROKEN_BY[plant] for word in ("--only", kind.name.lower())]
-    run = simulate("--jobs", "2", "--plant", plant, "--stop-at", "1", *only, "1-1000")
+    run = simulate(
+        "--jobs", "2", "--plant", plant, "--stop-at", "1", *only, f"{FIRST.get(plant, 1)}-1000"
+    )
     # Without the bug the seed breaks nothing.
     found = [seed for seed in failing_seeds(run.stdout) if simulate(str(seed)).returncode == 0]
     assert found, run.stdout + run.stderr

@@ -22,9 +22,12 @@ from gazette_sdk.broker.fragments import index, persister
 from gazette_sdk.broker.spool import directory, spool
 from gazette_sdk.fragment import health
 from gazette_sdk.server import authorization
-from simulation.loop import EPOCH_S, VirtualLoop
+from simulation.loop import EPOCH_S, VirtualLoop, current_node
 
-__all__ = ["install"]
+__all__ = ["CLOCK_ERRORS_S", "install"]
+
+CLOCK_ERRORS_S: dict[str, float] = {}
+"""Seconds by which the wall clocks of machines are ahead of the right time, by name."""
 
 
 class _LoopExecutor(Executor):
@@ -110,8 +113,9 @@ def _loop() -> VirtualLoop:
 
 
 def _unix_time() -> float:
-    loop = asyncio._get_running_loop()
-    return EPOCH_S + (loop.world_s if isinstance(loop, VirtualLoop) else 0.0)
+    loop, node = asyncio._get_running_loop(), current_node()
+    error_s = CLOCK_ERRORS_S.get(node.name, 0.0) if node is not None else 0.0
+    return EPOCH_S + error_s + (loop.world_s if isinstance(loop, VirtualLoop) else 0.0)
 
 
 def _boot_time() -> float:

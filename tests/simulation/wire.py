@@ -125,7 +125,7 @@ class SimulatedWire(Wire):
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 connection = await self._network.dial(self._host, host)
-        except ConnectionRefusedError as error:
+        except ConnectionError as error:
             raise UnavailableError(f"{host} refuses connections: {error}") from error
         except TimeoutError:
             raise UnavailableError(
@@ -436,6 +436,8 @@ def use_dials(network: Network) -> None:
                 (await network.dial(node.name, urlsplit(endpoint).hostname or "")).over()
         except ConnectionRefusedError:
             return Input.REFUSED
+        except ConnectionAbortedError:
+            return Input.CLOSED
         except TimeoutError:
             return Input.UNCLEAR
         return Input.REACHED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from gazette_sdk.broker.failover.pause_guard import PauseGuard
 from gazette_sdk.broker.failover.rebuilder import Rebuilder
@@ -29,6 +30,7 @@ class Failover:
         ttl_s: the lease's time to live.
         answer_timeout_s: bound of a peer's answer.
         allocation: the allocator's rules.
+        offer: announces whether this broker takes journals.
 
     Attributes:
         streams: Replicate streams of this broker to others.
@@ -46,6 +48,7 @@ class Failover:
         ttl_s: float,
         answer_timeout_s: float,
         allocation: JournalAllocation,
+        offer: Callable[[bool], Awaitable[None]],
     ) -> None:
         self.streams = streams = PeerStreams(answer_timeout_s, self._stream_broke)
         self.hand_over_s = answer_timeout_s / 5
@@ -63,6 +66,7 @@ class Failover:
             ttl_s=ttl_s,
             dial=dial,
             is_silent=self._verifier.is_silent,
+            offer=offer,
         )
         self._keyspace = keyspace
         keyspace.observers += [self._verifier.observe, self._observe]

@@ -73,6 +73,8 @@ class Rebuilder:
         ttl_s: of leases: a journal gets another replica once in this time at most.
         dial: dials an endpoint.
         is_silent: challenges a member, and returns True if nothing answers for it.
+        offer: announces whether this broker takes journals. While it is cut off it takes none: the
+            allocator, of which it may be the leader, would assign them again.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Rebuilder:
         ttl_s: float,
         dial: Callable[[str], Awaitable[Input]],
         is_silent: Callable[[BrokerEntry], Awaitable[bool]],
+        offer: Callable[[bool], Awaitable[None]],
     ) -> None:
         self._etcd = etcd
         self._keyspace = keyspace
@@ -95,6 +98,9 @@ class Rebuilder:
         self._ttl_s = ttl_s
         self._dial = dial
         self._is_silent = is_silent
+        self._offer = offer
+        self._absence: asyncio.Task[None] | None = None
+        self._withdrawing = asyncio.Lock()
         # Slightly less than the bound of an answer, so that one missed answer suffices.
         self._links = Links(streams.answer_timeout_s * 0.95)
         self._changed: dict[str, tuple[float, Action]] = {}
@@ -136,6 +142,8 @@ class Rebuilder:
         """Cancel what is going on, and begin nothing more."""
         self._is_closed = True
         tasks = list(self._tasks.values())
+        if self._absence is not None:
+            tasks.append(self._absence)
         for task in tasks:
             task.cancel()
         if tasks:
@@ -143,8 +151,7 @@ class Rebuilder:
 
     def _settled(self, name: tuple[str, str], task: asyncio.Task[None]) -> None:
         del self._tasks[name]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("%s failed", task.get_name(), exc_info=error)
+        _log_failure(task)
 
     # ------------------------------------------------------------------ one link
 
@@ -251,10 +258,51 @@ class Rebuilder:
         )
         if decision.action is Action.NOTHING or self._changed_lately(journal, decision.action):
             return False
+        if decision.action is Action.HAND_OVER and not await self._withdraw():
+            return False
         is_written = await self._write(journal, assignments, primary, decision)
         if is_written:
             self._changed[journal] = asyncio.get_running_loop().time(), decision.action
         return is_written
+
+    async def _withdraw(self) -> bool:
+        """Announce that this broker takes no journals until it reaches others again."""
+        async with self._withdrawing:  # each link to a peer has a task
+            if self._absence is None and not self._is_closed:
+                try:
+                    await self._offer(False)
+                except EtcdError as error:
+                    _log.warning("this broker is cut off, and still takes journals: %s", error)
+                    return False
+                self._absence = asyncio.get_running_loop().create_task(
+                    self._return_later(), name="return of a broker that was cut off"
+                )
+                self._absence.add_done_callback(_log_failure)
+        return True
+
+    async def _return_later(self) -> None:
+        """Take journals again, once most of the other members are reached, or there is none."""
+        while True:
+            await asyncio.sleep(self._ttl_s / 4)
+            local = self._local_id.zone, self._local_id.suffix
+            endpoints = [
+                member.value.process_spec.endpoint
+                for member in self._keyspace.members()
+                if (member.zone, member.suffix) != local
+            ]
+            found = await asyncio.gather(*map(self._dial, endpoints))
+            if 2 * found.count(Input.REACHED) < len(endpoints):
+                continue
+            try:
+                await self._offer(True)
+            except EtcdError as error:
+                _log.warning("this broker does not take journals again yet: %s", error)
+            else:
+                self._absence = None
+                _log.warning(
+                    "this broker reaches %d members again, and takes journals", len(endpoints)
+                )
+                return
 
     def _changed_lately(self, journal: str, action: Action) -> bool:
         """Return True if we changed a journal a short time ago.
@@ -306,3 +354,8 @@ class Rebuilder:
             self._local_id.zone,
             self._local_id.suffix,
         )
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("%s failed", task.get_name(), exc_info=error)

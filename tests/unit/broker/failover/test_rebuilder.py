@@ -17,6 +17,10 @@ from support.brokers import ZONE, Mirror
 from support.etcd import run
 
 
+async def offer(_):
+    raise AssertionError("it is not cut off")
+
+
 async def is_silent(member):
     return member.suffix == "broker-d"
 
@@ -41,6 +45,7 @@ def test_a_member_whose_link_is_cut_is_no_candidate_and_is_not_dialled():
             ttl_s=5.0,
             dial=dial,
             is_silent=is_silent,
+            offer=offer,
         )
         endpoints = {name: mirror.keyspace.endpoint(ZONE, f"broker-{name}") for name in "bcd"}
         frozen = pb.ProcessSpec.ID(zone=ZONE, suffix="broker-b")
@@ -90,6 +95,7 @@ def test_a_link_is_cut_by_the_wait_for_its_peer_whatever_ended_that(
             ttl_s=20.0,
             dial=dial,
             is_silent=is_silent,
+            offer=offer,
         )
         peer = pb.ProcessSpec.ID(zone=ZONE, suffix="broker-b")
         rebuilder.failed(peer, error, waited_s=waited_s)
@@ -122,6 +128,7 @@ def test_a_member_that_answers_while_it_is_dialled_is_reached(is_heard):
             ttl_s=5.0,
             dial=dial,
             is_silent=is_silent,
+            offer=offer,
         )
         survey = await rebuilder._survey()
         assert [each.is_reached for each in survey.candidates] == [is_heard]
@@ -143,6 +150,7 @@ def test_only_a_hand_over_follows_a_replacement_at_once():
             ttl_s=5.0,
             dial=None,
             is_silent=is_silent,
+            offer=offer,
         )
         now = asyncio.get_running_loop().time()
         for changed, age_s, action, is_delayed in [
@@ -177,6 +185,7 @@ def test_the_link_to_a_process_that_has_left_says_nothing_about_its_successor():
             ttl_s=20.0,
             dial=dial,
             is_silent=is_silent,
+            offer=offer,
         )
         killed = pb.ProcessSpec.ID(zone=ZONE, suffix="broker-b")
         rebuilder.failed(killed, DeadlineExceededError("no answer"), waited_s=10.0)
@@ -187,5 +196,44 @@ def test_the_link_to_a_process_that_has_left_says_nothing_about_its_successor():
         mirror.put({key: value})
         assert (await rebuilder._survey()).unreached == frozenset()
         await rebuilder.aclose()
+
+    run(scenario())
+
+
+def test_a_broker_that_is_cut_off_takes_no_journals_until_it_reaches_most_of_the_others():
+    async def scenario():
+        mirror, offers, reached = Mirror(), asyncio.Queue(), set()
+        mirror.put(dict(mirror.member(f"broker-{name}") for name in "abcd"))
+
+        async def dial(endpoint):
+            return Input.REACHED if endpoint in reached else Input.UNCLEAR
+
+        async def offer(takes_journals):
+            await asyncio.sleep(0)
+            offers.put_nowait(takes_journals)
+
+        rebuilder = Rebuilder(
+            None,
+            mirror.keyspace,
+            JournalAllocation(9),
+            pb.ProcessSpec.ID(zone=ZONE, suffix="broker-a"),
+            PeerStreams(),
+            ttl_s=0.02,
+            dial=dial,
+            is_silent=is_silent,
+            offer=offer,
+        )
+        assert await asyncio.gather(rebuilder._withdraw(), rebuilder._withdraw()) == [True, True]
+        assert await offers.get() is False
+        reached.add(mirror.keyspace.endpoint(ZONE, "broker-b"))
+        await asyncio.sleep(0.05)
+        assert offers.empty()
+        reached.add(mirror.keyspace.endpoint(ZONE, "broker-c"))
+        assert await offers.get() is True
+        assert await rebuilder._withdraw()
+        assert await offers.get() is False
+        await rebuilder.aclose()
+        assert await rebuilder._withdraw()
+        assert offers.empty()
 
     run(scenario())
