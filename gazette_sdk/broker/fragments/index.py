@@ -121,7 +121,8 @@ class Index:
         self._is_told = False
         self._unacknowledged: deque[pb.Fragment] = deque()  # forms of local fragments, by end
         self._shown: pb.Fragment | None = None  # the last of them which was acknowledged
-        self._stored_end = self._torn_end = 0
+        self._torn = CoverSet()
+        self._stored_end = 0
         self._primary_stored = 0
         self._listings_begun = self._listings_ended = 0
         self._hole_reads: list[int] = []  # offsets at which reads wait before the write head
@@ -207,15 +208,15 @@ class Index:
         self._listings_begun += 1
         self.listing_asked.clear()
 
-    def replace_remote(self, remote: CoverSet, *, torn_end: int = 0) -> None:
+    def replace_remote(self, remote: CoverSet, torn: CoverSet | None = None) -> None:
         """Adopt a listing of all stores, and release local fragments which it covers.
 
         Args:
             remote: kept; the caller must not use it any more.
-            torn_end: offset after the last stored fragment without its content: the journal was
-                appended to up to there.
+            torn: stored fragments without their content: the journal was appended to up to the
+                last one's end.
         """
-        self._torn_end = torn_end
+        self._torn = CoverSet() if torn is None else torn
         self._stored_end = remote.end
         self._local = CoverSet.difference(self._local, remote)
         self._drop_files()
@@ -285,12 +286,12 @@ class Index:
         end = self._end
         if self._acknowledged is None or end <= self._acknowledged:
             return end
-        return max(self._acknowledged, self._stored_end, self._torn_end)
+        return max(self._acknowledged, self._stored_end, self._torn.end)
 
     @property
     def _end(self) -> int:
         """Offset behind the last byte that was given, also if its fragment is torn."""
-        return max(self._all.end, self._torn_end)
+        return max(self._all.end, self._torn.end)
 
     @property
     def listed_end(self) -> int:
@@ -306,8 +307,8 @@ class Index:
         """Return the span of the index, with what is not acknowledged, and torn fragments."""
         fragments = self._all
         end = fragments.end
-        if self._torn_end > end:  # no append may begin before it
-            return Summary(fragments.begin if end else 0, self._torn_end, 0)
+        if self._torn.end > end:  # no append may begin before it
+            return Summary(fragments.begin if end else 0, self._torn.end, 0)
         return Summary(fragments.begin, end, fragments[-1].mod_time) if end else _NOTHING
 
     def follows(self, spool: pb.Fragment) -> bool:
@@ -395,6 +396,7 @@ class Index:
         token: int = 0,
         limit: int,
         unstored_only: bool = False,
+        torn_only: bool = False,
     ) -> Page:
         """Return a page of fragments (broker section 14), also of what is not acknowledged.
 
@@ -404,9 +406,10 @@ class Index:
             token: begin of the first fragment wanted.
             limit: how many at most.
             unstored_only: leave out what the last listing of the stores showed.
+            torn_only: return the torn fragments instead, which no other page has.
         """
         found: list[pb.Fragment] = []
-        fragments = self._local if unstored_only else self._all
+        fragments = self._local if unstored_only else self._torn if torn_only else self._all
         for at in range(fragments.first_from(token), len(fragments)):
             fragment = fragments[at]
             mod_time = fragment.mod_time

@@ -76,7 +76,7 @@ async def refresh_index(
             listed(journal, stored)
             index.replace_remote(
                 CoverSet(whole_of(stored)),
-                torn_end=max((each.fragment.end for each in stored if each.is_torn), default=0),
+                CoverSet(each.fragment for each in stored if each.is_torn),
             )
         wanted_pause_s = wanted_pause_s * 2 if index.listing_wanted.is_set() else WANTED_PAUSE_S
         listing_s = loop.time() - began_at

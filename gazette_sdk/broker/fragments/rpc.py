@@ -68,6 +68,7 @@ async def list_page(
         token=request.next_page_token,
         limit=request.page_limit or PAGE_LIMIT_DEFAULT,
         unstored_only=request.unstored_only,
+        torn_only=request.torn_only,
     )
     response = pb.FragmentsResponse(status=pb.OK, next_page_token=page.next_page_token)
     for fragment in page.fragments:

@@ -17,7 +17,7 @@ from gazette_sdk.protocol.fragments import digest_of, length_of
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import list_all_fragments
 
-__all__ = ["fragments_of", "run"]
+__all__ = ["fragments_of", "run", "stored_of"]
 
 _SUM_DIGITS = 12
 
@@ -56,6 +56,24 @@ async def fragments_of(
         return await list_all_fragments(transport, request)
 
     return await for_each(journals, fragments)
+
+
+async def stored_of(transport: Transport, journal: pb.ListResponse.Journal) -> pb.FragmentsResponse:
+    """Return a journal's fragments, and the stored objects that have the name of one only.
+
+    No reader gets these, and a retention removes them, too. Brokers that do not know the request
+    answer with the fragments again.
+
+    Raises:
+        GazetteError: they could not be listed.
+    """
+    (response,) = await fragments_of(transport, [journal], pb.FragmentsRequest())
+    (torn,) = await fragments_of(transport, [journal], pb.FragmentsRequest(torn_only=True))
+    known = {each.spec.SerializeToString() for each in response.fragments}
+    response.fragments.extend(
+        each for each in torn.fragments if each.spec.SerializeToString() not in known
+    )
+    return response
 
 
 def show(responses: list[pb.FragmentsResponse], settings: FragmentsSettings) -> None:

@@ -7,7 +7,7 @@ import time
 from gazette_sdk.cli.client import open_broker
 from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cli.fragment_removal import FragmentRemoval
-from gazette_sdk.cli.journals.fragments import fragments_of
+from gazette_sdk.cli.journals.fragments import stored_of
 from gazette_sdk.cli.journals.selection import is_fully_suspended, list_some, selection_of
 from gazette_sdk.cli.journals.settings import PRUNE
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -31,7 +31,7 @@ async def run(invocation: Invocation) -> None:
         for journal in listing.journals:
             if is_fully_suspended(journal.spec):
                 continue
-            (response,) = await fragments_of(transport, [journal], pb.FragmentsRequest())
+            response = await stored_of(transport, journal)
             name = journal.spec.name
             removal.count(name, [each.spec for each in response.fragments])
             await removal.remove(name, aged_fragments(journal.spec, response, time.time()))

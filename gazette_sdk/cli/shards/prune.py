@@ -10,7 +10,7 @@ from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cli.concurrency import for_each
 from gazette_sdk.cli.failure import CommandFailedError
 from gazette_sdk.cli.fragment_removal import FragmentRemoval, Pruned
-from gazette_sdk.cli.journals.fragments import fragments_of
+from gazette_sdk.cli.journals.fragments import stored_of
 from gazette_sdk.cli.journals.selection import is_fully_suspended
 from gazette_sdk.cli.shards.selection import required_selector
 from gazette_sdk.cli.shards.settings import PRUNE
@@ -128,7 +128,7 @@ async def _unneeded(
             another shard must have written it.
     """
     log = journal.spec.name
-    (response,) = await fragments_of(transport, [journal], pb.FragmentsRequest())
+    response = await stored_of(transport, journal)
     fragments = [each.spec for each in response.fragments]
     removal.count(log, fragments)
     unneeded = [each for each in fragments if plan.is_prunable(log, each.begin, each.end)]

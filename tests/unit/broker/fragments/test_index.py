@@ -380,7 +380,10 @@ def test_what_is_acknowledged_is_everything_until_something_is_held():
 def test_a_torn_fragment_has_no_content_and_no_append_begins_before_its_end():
     async def scenario():
         index = Index()
-        index.replace_remote(CoverSet([fragment_of(0, 10, 1, "s3://b/")]), torn_end=30)
+        torn = fragment_of(20, 30, 1, "s3://b/")
+        index.replace_remote(CoverSet([fragment_of(0, 10, 1, "s3://b/")]), CoverSet([torn]))
+        assert [each.end for each in index.page(limit=10).fragments] == [10]
+        assert index.page(limit=10, torn_only=True) == ([torn], 0)
         assert index.summary() == (0, 30, 0)
         assert index.readable_end == 30
         assert index.listed_end == 10
@@ -388,9 +391,10 @@ def test_a_torn_fragment_has_no_content_and_no_append_begins_before_its_end():
         assert (result.status, result.offset) == (pb.OFFSET_NOT_YET_AVAILABLE, 30)
         result = await index.query(pb.ReadRequest(offset=10))
         assert (result.status, result.offset) == (pb.OFFSET_NOT_YET_AVAILABLE, 10)
-        index.replace_remote(CoverSet(), torn_end=30)
+        index.replace_remote(CoverSet(), CoverSet([torn]))
         assert index.summary() == (0, 30, 0)
         index.replace_remote(CoverSet([fragment_of(0, 30, 1, "s3://b/")]))
         assert index.summary() == (0, 30, 1)
+        assert index.page(limit=10, torn_only=True) == ([], 0)
 
     asyncio.run(scenario())
