@@ -52,6 +52,8 @@ class Codec(Generic[T]):
         decode: bytes to value; raises for malformed bytes.
         encode_prefix: of a key: bytes with which the keys of that prefix begin; None if the order
             of keys has no prefixes.
+        prefix_stop: keys of a prefix are below its bytes with these behind them, and other keys are
+            not; empty if all keys that begin with its bytes are of the prefix.
         is_checked: `encode` refuses each value that `decode` would refuse. A store decodes each
             put of other codecs.
     """
@@ -60,6 +62,7 @@ class Codec(Generic[T]):
     decode: Callable[[bytes], T]
     encode_prefix: Callable[[Any], bytes] | None = None
     is_checked: bool = False
+    prefix_stop: bytes = b""
 
 
 def _encode_bytes(value: bytes) -> bytes:
@@ -276,7 +279,8 @@ def tuple_of(*of: type) -> Codec[tuple[Any, ...]]:
             raise TypeError(f"{key!r} has {len(key)} elements; {len(of)} are declared")
         return encode_prefix(key)
 
-    return Codec(encode, _decode_tuple, encode_prefix, is_checked=True)
+    # Behind a whole element is the type of the next one, or the rest of an escaped zero.
+    return Codec(encode, _decode_tuple, encode_prefix, is_checked=True, prefix_stop=b"\xff")
 
 
 def _is_other(value: object, of: type) -> bool:

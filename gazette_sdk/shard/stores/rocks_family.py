@@ -96,7 +96,8 @@ class FamilyView(Generic[K, V]):
             if self._keys.encode_prefix is None:
                 raise TypeError("keys of this type have no prefixes; pass start and stop")
             lower = self._keys.encode_prefix(prefix)
-            upper = prefix_end(lower)
+            stop_at = self._keys.prefix_stop
+            upper = lower + stop_at if stop_at and lower else prefix_end(lower)
         if start is not None:
             lower = max(lower, self._keys.encode(start))
         if stop is not None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gazette_sdk.errors import ConfigurationError, DecodeError
@@ -32,9 +32,13 @@ def test_tuples_keep_their_order_and_come_back(one, other) -> None:
 
 
 @given(TUPLES, TUPLES)
+@example(("\0", 0, b""), ("", 0, b""))
+@example(("", 0, b"\0"), ("", 0, b""))
 def test_a_shorter_tuple_is_a_prefix_of_its_own_keys_only(one, other) -> None:
-    prefix = KEYS.encode_prefix(other[:1])
-    assert KEYS.encode(one).startswith(prefix) == (one[0] == other[0])
+    for length in range(1, 4):
+        prefix = KEYS.encode_prefix(other[:length])
+        is_within = prefix <= KEYS.encode(one) < prefix + KEYS.prefix_stop
+        assert is_within == (one[:length] == other[:length])
 
 
 @given(st.integers(0, 2**63 - 1))

@@ -228,7 +228,9 @@ def test_messages_of_protobuf_and_other_layouts_are_values(tmp_path) -> None:
     store.family("l")["a", 1] = pb.Label(name="x")
     store.start_commit(checkpoint_of(1))
     assert store.family("l")["a", 1] == pb.Label(name="x")
+    store.family("l")["a\0", 1] = pb.Label(name="y")
     assert list(store.family("l").items(prefix=("a",))) == [(("a", 1), pb.Label(name="x"))]
+    assert list(store.family("l").items(prefix=("a\0",))) == [(("a\0", 1), pb.Label(name="y"))]
     assert store["n"] == 300
     store.destroy()
 
