@@ -9,6 +9,9 @@ A connection must earn its memory and its place, as one of the stream transport.
 calls had a good token, few of its bytes and calls are let through, and it has some seconds. What is
 held back is not read, so that it waits at the client. The gRPC server finds the connection of a
 call by the address that its Unix socket is bound to: a file in the private directory of the server.
+
+grpc.aio accepts no further call of any client after one whose path is not UTF-8. So the headers of
+all calls are checked on the way, also those of known clients.
 """
 
 from __future__ import annotations
@@ -16,13 +19,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import re
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
 from gazette_sdk.server.peer_limits import UnknownCost, UnknownShare, peer_of
 
-__all__ = ["READ_BYTES", "SplicedConnection", "Splicer", "UnknownFrames"]
+__all__ = ["READ_BYTES", "CallHeaders", "SplicedConnection", "Splicer", "UnknownFrames"]
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +57,9 @@ UNKNOWN_CALLS_MAX = 64
 
 UNKNOWN_READ_BYTES = 16 << 10
 """Greatest read before that."""
+
+HEADERS_BYTES_MAX = 64 << 10
+"""Greatest headers of a call. Those that the gRPC server takes are smaller."""
 
 UNKNOWN_CONNECTIONS_MAX = 512
 """Connections without a good token so far. Beyond it the oldest one is cut: a client that has a
@@ -143,10 +151,12 @@ class SplicedConnection:
         transport: the transport of that side.
         peer: IP address of the client.
         is_known: True if one of its calls had a good token.
+        headers: headers of its calls.
     """
 
     def __init__(self, splicer: Splicer, name: str) -> None:
         self.name = name
+        self.headers = CallHeaders()
         self.front = _Side(self)
         self.transport: asyncio.Transport
         self.peer = ""
@@ -209,6 +219,11 @@ class SplicedConnection:
         self._timer.cancel()
         self._splicer.known(self)
         self.transport.abort()
+
+    def refuse(self) -> None:
+        """Abort it, for headers that the gRPC server must not get."""
+        _log.debug("cutting a gRPC client with invalid headers", extra={"peer": self.peer})
+        self.abort()
 
     def _cut(self) -> None:
         _log.debug("cutting a gRPC client without a good token", extra={"peer": self.peer})
@@ -306,11 +321,16 @@ class _Side(asyncio.BufferedProtocol):
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._is_limited and self._connection is not None:
-            self._connection.received(bytes(self._buffer[:nbytes]))
-            return
+        data = self._buffer[:nbytes]
+        if self._connection is not None:
+            if not self._connection.headers.check(data):
+                self._connection.refuse()
+                return
+            if self._is_limited:
+                self._connection.received(bytes(data))
+                return
         to = self.other.transport
-        to.write(self._buffer[:nbytes])
+        to.write(data)
         if to.get_write_buffer_size():
             # The transport may reference unsent bytes: they must not be overwritten.
             self._buffer = memoryview(bytearray(len(self._buffer)))
@@ -346,6 +366,142 @@ class _Side(asyncio.BufferedProtocol):
             self.other.transport.abort()
         else:
             self.other.transport.close()
+
+
+# ---------------------------------------------------------------------- headers
+
+
+class CallHeaders:
+    """Headers of the calls on one connection, of which only ASCII is valid. Pure.
+
+    gRPC has no other characters in headers, but for binary ones. They are not decoded: HPACK's
+    dynamic table has what came as literals, and each literal is checked (RFC 7541 section 6).
+    """
+
+    def __init__(self) -> None:
+        self._ignored = len(_PREFACE)  # further bytes without headers
+        self._rest = b""  # begin of a frame whose end has not come
+        self._block: bytes | None = None  # headers that the next frame continues
+
+    def check(self, data: memoryview | bytes) -> bool:
+        """Return False if the next bytes of the client complete invalid headers."""
+        at, self._ignored = self._ignored, 0
+        if self._rest:
+            data = self._rest + data
+        while len(data) - at >= _HEADER_BYTES:
+            kind, length = data[at + 3], int.from_bytes(data[at : at + 3], "big")
+            end = at + _HEADER_BYTES + length
+            if kind in (_HEADERS, _CONTINUATION):
+                if length > HEADERS_BYTES_MAX:
+                    return False
+                if end > len(data):
+                    break
+                if not self._put(kind, data[at + 4], bytes(data[at + _HEADER_BYTES : end])):
+                    return False
+            at = end
+        self._ignored = max(0, at - len(data))
+        self._rest = bytes(data[at:])
+        return True
+
+    def _put(self, kind: int, flags: int, payload: bytes) -> bool:
+        if (kind == _CONTINUATION) != (self._block is not None):
+            return False
+        if kind == _HEADERS:
+            if flags & _PADDED or (flags & _PRIORITY and len(payload) < _PRIORITY_BYTES):
+                return False  # no client of gRPC sends padding
+            block = payload[_PRIORITY_BYTES:] if flags & _PRIORITY else payload
+        else:
+            block = (self._block or b"") + payload
+        if not flags & _END_HEADERS:
+            self._block = block
+            return len(block) <= HEADERS_BYTES_MAX
+        self._block = None
+        try:
+            return _is_ascii(block)
+        except IndexError:  # it ends within a field
+            return False
+
+
+def _is_ascii(block: bytes) -> bool:
+    """Return True if all strings of a header block are ASCII, or values of binary headers."""
+    at = 0
+    while at < len(block):
+        first = block[at]
+        if first >= 0x80:  # a field of a table
+            _, at = _integer(block, at, 7) if first == 0xFF else (0, at + 1)
+            continue
+        if first >> 5 == 1:  # a size of the dynamic table
+            _, at = _integer(block, at, 5)
+            continue
+        index, at = _integer(block, at, 6 if first >> 6 else 4)
+        is_binary = False
+        for is_name in (False,) if index else (True, False):
+            is_huffman = block[at] >> 7
+            length, begin = _integer(block, at, 7)
+            at = begin + length
+            if at > len(block):
+                return False
+            text = block[begin:at]
+            if is_huffman:
+                if not _is_huffman_ascii(text):
+                    return False
+            elif not text.isascii() and not is_binary:
+                return False
+            is_binary = is_name and not is_huffman and text.endswith(b"-bin")
+    return True
+
+
+def _integer(block: bytes, at: int, bits: int) -> tuple[int, int]:
+    """Return an integer of HPACK and the position after it (RFC 7541 section 5.1)."""
+    most = (1 << bits) - 1
+    value = block[at] & most
+    at += 1
+    if value == most:
+        for shift in range(0, 35, 7):
+            byte = block[at]
+            at += 1
+            value += (byte & 0x7F) << shift
+            if not byte >> 7:
+                break
+        else:
+            raise IndexError
+    return value, at
+
+
+def _is_huffman_ascii(text: bytes) -> bool:
+    """Return True if an encoded string has only codes of ASCII characters, and padding."""
+    bits = f"{int.from_bytes(text, 'big'):0{8 * len(text)}b}"
+    # The codes of all others begin so.
+    return "1" * 15 not in bits or _HUFFMAN_ASCII.fullmatch(bits) is not None
+
+
+def _huffman_codes() -> Iterator[str]:
+    """Yield HPACK's codes of printable characters: a canonical code (RFC 7541 appendix B)."""
+    code = last = 0
+    for length, characters in _HUFFMAN_LENGTHS.items():
+        code <<= length - last
+        last = length
+        for _ in characters:
+            yield f"{code:0{length}b}"
+            code += 1
+
+
+_HUFFMAN_LENGTHS = {
+    5: "012aceiost",
+    6: " %-./3456789=A_bdfghlmnpru",
+    7: ":BCDEFGHIJKLMNOPQRSTUVWYjkqvwxyz",
+    8: "&*,;XZ",
+    10: '!"()?',
+    11: "'+|",
+    12: "#>",
+    13: "\0$@[]~",
+    14: "^}",
+    15: "<`{",
+    19: "\\",
+}
+"""Characters by the lengths of their codes. Their order is that of the codes, too."""
+
+_HUFFMAN_ASCII = re.compile(f"(?:{'|'.join(_huffman_codes())})*+1{{0,7}}")
 
 
 # ---------------------------------------------------------------------- unknown clients
@@ -431,6 +587,10 @@ class UnknownFrames:
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _HEADER_BYTES = 9
-_HEADERS, _SETTINGS = 1, 4
+_HEADERS, _SETTINGS, _CONTINUATION = 1, 4, 9
 """HTTP/2's preface, the length of a frame's header, and the types of the frames that begin a call
-and a connection (RFC 9113 sections 3.4, 4.1, 6.2 and 6.5)."""
+and a connection, and continue headers (RFC 9113 sections 3.4, 4.1, 6.2, 6.5 and 6.10)."""
+
+_END_HEADERS, _PADDED, _PRIORITY = 0x04, 0x08, 0x20
+_PRIORITY_BYTES = 5
+"""Flags of frames with headers, and the length of their priority (RFC 9113 section 6.2)."""

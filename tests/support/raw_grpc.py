@@ -16,21 +16,37 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return head + stream.to_bytes(4, "big") + payload
 
 
+def literal(name: bytes, value: bytes) -> bytes:
+    """A field of HPACK, which is not kept in its table."""
+    return b"\0" + _length(name) + name + _length(value) + value
+
+
+def _length(text: bytes) -> bytes:
+    more = len(text) - 127
+    return bytes([len(text)]) if more < 0 else bytes([127, more & 127 | 128, more >> 7])
+
+
 def call(stream: int, path: str) -> bytes:
     """The frame with which a call begins."""
-    fields = {
-        ":method": "POST",
-        ":scheme": "http",
-        ":path": path,
-        ":authority": "localhost",
-        "content-type": "application/grpc",
-        "te": "trailers",
-    }
-    literals = (
-        b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
-        for name, value in fields.items()
+    return frame(_HEADERS, 4, stream, fields(literal(b":path", path.encode())))
+
+
+def fields(path: bytes) -> bytes:
+    """The headers of a call.
+
+    Args:
+        path: the encoded field of its path.
+    """
+    return b"".join(
+        (
+            literal(b":method", b"POST"),
+            literal(b":scheme", b"http"),
+            path,
+            literal(b":authority", b"localhost"),
+            literal(b"content-type", b"application/grpc"),
+            literal(b"te", b"trailers"),
+        )
     )
-    return frame(1, 4, stream, b"".join(literals))
 
 
 def half_message(stream: int, length: int, content: bytes) -> bytes:

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import logging
 import time
 
@@ -499,3 +500,38 @@ def test_without_keys_the_oldest_of_many_incomplete_requests_are_refused(monkeyp
             writer.transport.abort()
 
     run(scenario(), 10)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_path_that_is_no_utf8_ends_its_connection_only(is_known, caplog):
+    """grpc.aio accepts no call of any client after it."""
+    token = raw_grpc.literal(b"authorization", authorization()[0][1].encode()) if is_known else b""
+    good = raw_grpc.literal(b":path", b"/protocol.Journal/List") + token
+    bad = raw_grpc.literal(b":path", b"/\xe3rotocol.Journal/List") + token
+
+    async def scenario():
+        async with (
+            serving(ScriptedJournals(), authority=AUTHORITY) as server,
+            channel_to(server) as other,
+        ):
+            await stub(other, "Apply")(pb.ApplyRequest(), metadata=authorization())
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.listener.port)
+            writer.write(raw_grpc.PREFACE + raw_grpc.frame(1, 4, 1, raw_grpc.fields(good)))
+            writer.write(raw_grpc.half_message(1, 0, b"") if is_known else b"")
+            writer.write(raw_grpc.frame(0, 1, 1))
+            await asyncio.wait_for(raw_grpc.ended_stream(reader), 5)
+            writer.write(raw_grpc.frame(1, 4, 3, raw_grpc.fields(bad)))
+            with contextlib.suppress(ConnectionResetError):
+                await asyncio.wait_for(reader.read(), 5)
+            writer.transport.abort()
+            for channel in (other, channel_to(server)):
+                await stub(channel, "Apply")(
+                    pb.ApplyRequest(),
+                    metadata=(*authorization(), ("trace-bin", bytes(range(256)))),
+                    timeout=5,
+                )
+            await channel.close()
+
+    with caplog.at_level(logging.WARNING):
+        run(scenario(), 30)
+    assert caplog.messages == []

@@ -17,10 +17,12 @@ from gazette_sdk.server.splice import (
     READ_BYTES,
     UNKNOWN_BYTES_MAX,
     UNKNOWN_CALLS_MAX,
+    CallHeaders,
     Splicer,
     UnknownFrames,
 )
 from gazette_sdk.transport.loop import run
+from support import raw_grpc
 from support.certificates import Authority
 from support.spools import open_files, until
 
@@ -370,3 +372,74 @@ def test_unknown_clients_are_cut_in_time_and_the_oldest_where_there_are_many(tmp
                 writer.transport.abort()
 
     run(scenario(), 20)
+
+
+# ---------------------------------------------------------------------- headers
+
+TRACE = raw_grpc.literal(b"trace-bin", bytes(range(200, 256)))
+BAD_PATH = raw_grpc.literal(b":path", b"/\xe3")
+HUFFMAN = 0x80
+
+
+def _encoded(bits: str) -> bytes:
+    """A string of Huffman codes, with its length."""
+    bits += "1" * (-len(bits) % 8)
+    text = int(bits, 2).to_bytes(len(bits) // 8, "big")
+    return bytes([HUFFMAN | len(text)]) + text
+
+
+NINE, BRACE, E3 = "011111", "1" * 14 + "0", "1" * 15 + "100100"
+"""Codes of ``9``, ``{`` and the byte 0xe3 (RFC 7541 appendix B)."""
+
+
+@pytest.mark.parametrize(
+    ("block", "is_valid"),
+    [
+        (raw_grpc.fields(raw_grpc.literal(b":path", b"/a/b")), True),
+        (raw_grpc.fields(BAD_PATH), False),
+        (b"\x82\x86" + BAD_PATH, False),
+        (b"\x3f\xe1\x1f" + BAD_PATH, False),  # after a size of the table
+        (b"\x44\2/\xe3", False),  # a name of the static table, kept
+        (b"\x04\2/\xe3", False),
+        (b"\x7f\1\2/\xe3", False),  # a name of the dynamic table
+        (b"\x44" + _encoded(NINE + BRACE), True),
+        (b"\x44" + _encoded(E3), False),
+        (b"\x44" + _encoded(NINE + E3), False),
+        (b"\x44\2/", False),  # it ends within the value
+        (b"\x44", False),
+        (b"\x7f\x80\x80\x80\x80\x80\x80\0\1a", False),  # a long integer
+        (raw_grpc.literal(b"a\xe3", b"b"), False),
+        (TRACE, True),
+        (TRACE + BAD_PATH, False),
+        (raw_grpc.literal(b"-binary", b"\xe3"), False),
+    ],
+)
+def test_headers_are_ascii_but_for_binary_ones(block, is_valid):
+    begin = raw_grpc.PREFACE + raw_grpc.frame(0, 0, 1, b"\xe3" * 100)
+    half = len(block) // 2
+    for frames in (
+        raw_grpc.frame(1, 4, 1, block),
+        raw_grpc.frame(1, 0x24, 1, b"\0\0\0\0\1" + block),  # with a priority
+        raw_grpc.frame(1, 0, 1, block[:half]) + raw_grpc.frame(9, 4, 1, block[half:]),
+        raw_grpc.frame(1, 0, 1, block) + raw_grpc.frame(9, 4, 1),
+    ):
+        sent = begin + frames
+        assert CallHeaders().check(sent) is is_valid
+        in_bytes = CallHeaders()
+        checks = [in_bytes.check(sent[at : at + 1]) for at in range(len(sent))]
+        assert checks == [True] * (len(sent) - 1) + [is_valid]
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        raw_grpc.frame(1, 0x0C, 1, b"\0\x82"),  # padded
+        raw_grpc.frame(1, 0x24, 1, b"\0\0"),  # a part of a priority
+        raw_grpc.frame(9, 4, 1, b"\x82"),  # it continues nothing
+        raw_grpc.frame(1, 0, 1, b"\x82") + raw_grpc.frame(1, 4, 3, b"\x82"),
+        raw_grpc.frame(1, 4, 1, bytes(splice.HEADERS_BYTES_MAX + 1)),
+        raw_grpc.frame(1, 0, 1, b"\x82") + raw_grpc.frame(9, 0, 1, b"\x82" * (64 << 10)),
+    ],
+)
+def test_headers_in_frames_of_no_client_of_grpc_are_refused(frames):
+    assert not CallHeaders().check(raw_grpc.PREFACE + frames)
