@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
 from gazette_sdk.broker.append import append, common_case
 from gazette_sdk.broker.append.inputs import Verdict, judge_preconditions
-from gazette_sdk.broker.failover import rebuilder, replacement
+from gazette_sdk.broker.failover import pause_guard, rebuilder, replacement
 from gazette_sdk.broker.fragments import persister
 from gazette_sdk.broker.fragments.index import Summary
 from gazette_sdk.broker.fragments.persister import Persister
@@ -143,6 +144,12 @@ def _trust_clocks() -> None:
     Persister.complete = completed  # type: ignore[method-assign]
 
 
+def _miss_suspensions() -> None:
+    """Look for pauses by a clock that stands still while a machine is suspended."""
+    pause_guard.boot_s = time.monotonic
+    pause_guard.time = types.SimpleNamespace(time=time.monotonic)  # type: ignore[assignment]
+
+
 PLANTS: dict[str, Callable[[], None]] = {
     "early-acknowledgements": _acknowledge_early,
     "offsets-again": _reuse_offsets,
@@ -155,5 +162,6 @@ PLANTS: dict[str, Callable[[], None]] = {
     "kept-places": _keep_places,
     "unasked-deposals": _depose_unasked,
     "trusted-clocks": _trust_clocks,
+    "suspensions-unnoticed": _miss_suspensions,
 }
 """All planted bugs, by name."""

@@ -235,6 +235,7 @@ async def _run(seed: int, root: Path, loop: VirtualLoop, checker: Checker) -> No
     await faults.run(plan.duration_s, [*others, *plan.further])
     if suspending is not None:
         suspending.cancel()
+        await suspensions.end()
     if plan.of_machines:
         await of_machines.end()
     if await _check_progress(plan, workload, checker, admin):

@@ -123,7 +123,11 @@ class Faults:
             accept_etcd(host.directory / "spools")
 
     async def suspend(self, duration_s: float) -> None:
-        """Suspend machines at a random time: that of a primary, or those of all its replicas."""
+        """Suspend machines at a random time: that of a primary, or those of all its replicas.
+
+        Clients mostly reach a machine that proceeds before Etcd does, which has tried in vain and
+        tries again after ever longer pauses.
+        """
         await asyncio.sleep(self.rng.random() * duration_s)
         await self.amid_append()
         hosts = [self.some_host()]
@@ -133,6 +137,9 @@ class Faults:
         nodes = [host.node for host in hosts if host.node is not None]
         length_s, counts = self.outage_s(), self.rng.random() < 0.5
         _log.warning("%s are suspended for %.1f s", [node.name for node in nodes], length_s)
+        links = [(ETCD_HOST, node.name) for node in nodes]
+        lag_s = self.rng.choice((0.0, 1.0, 4.0)) * self.rng.random()
+        self._tasks.append(asyncio.create_task(self.cut(links, length_s + lag_s)))
         for node in nodes:
             node.suspend()
         await asyncio.sleep(length_s)

@@ -46,6 +46,7 @@ BROKEN_BY = {
     "kept-places": (Promise.FAIL_OVER,),
     "unasked-deposals": (Promise.FAIL_OVER,),
     "trusted-clocks": LOSS,
+    "suspensions-unnoticed": (Promise.MEMBER,),
 }
 """Promises that each planted bug breaks."""
 
