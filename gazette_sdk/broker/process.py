@@ -321,6 +321,7 @@ class Broker:
             offer=self._offer,
         )
         membership = self._membership
+        membership.lost.add_done_callback(lambda _: failover.known_lease.lost())
         self._waiting_journals = WaitingJournals(
             etcd,
             self.keyspace,

@@ -8,6 +8,9 @@ The clock of an event loop stands still while a machine is suspended. So two oth
 the time since boot, which counts suspensions where the system knows of them, and the wall time,
 which jumps where only the host does. The one that moved furthest counts. Wall time that is set
 costs one look-up of the lease.
+
+A broker that knows that its lease is lost may serve for some time yet: it stops, or was asked to
+leave and waits for Etcd. It acknowledges nothing from then on.
 """
 
 from __future__ import annotations
@@ -39,27 +42,38 @@ class KnownLease:
     """
 
     def __init__(self, pause_max_s: float = math.inf) -> None:
-        self._pause_max_s = pause_max_s
+        self._pause_max_s = self._alive_s = pause_max_s
         self.ran()
 
     def ran(self) -> None:
-        """Note that the lease is alive now."""
+        """Note that the lease is alive now, unless it was lost."""
         self._boot_s, self._wall_s = boot_s(), time.time()
+
+    def lost(self) -> None:
+        """Note that the lease is renewed no more: from now on it may end."""
+        self._alive_s = -math.inf
 
     @property
     def is_alive(self) -> bool:
         """True if the lease is alive. False if it may have ended."""
-        most = self._pause_max_s
-        return boot_s() - self._boot_s <= most and time.time() - self._wall_s <= most
+        return self._ran_within(self._alive_s)
+
+    @property
+    def was_paused(self) -> bool:
+        """True after a pause in which the lease may have ended."""
+        return not self._ran_within(self._pause_max_s)
 
     def error(self, journal: str) -> UnavailableError | None:
         """Return the error of an append that must not be acknowledged; None while it may be."""
         if self.is_alive:
             return None
-        return UnavailableError(
-            "this broker was stopped for longer than its lease may last; try again",
-            journal=journal,
-        )
+        reason = "was stopped for longer than its lease may last"
+        if self._alive_s < 0:
+            reason = "has lost its lease, and stops"
+        return UnavailableError(f"this broker {reason}; try again", journal=journal)
+
+    def _ran_within(self, most_s: float) -> bool:
+        return boot_s() - self._boot_s <= most_s and time.time() - self._wall_s <= most_s
 
 
 class PauseGuard:
@@ -92,9 +106,9 @@ class PauseGuard:
                     self.known.ran()
 
     async def has_lease(self) -> bool:
-        """Return True if the lease is alive, after a pause as Etcd has it.
+        """Return True if the lease was not lost in a pause. After one, Etcd is asked.
 
         Raises:
             EtcdError: Etcd did not answer.
         """
-        return self.known.is_alive or await self._etcd.time_to_live(self._lease) > 0
+        return not self.known.was_paused or await self._etcd.time_to_live(self._lease) > 0

@@ -226,6 +226,30 @@ def test_a_primary_commits_nothing_once_its_lease_may_have_ended(
     run(scenario())
 
 
+def test_a_primary_that_lost_its_lease_acknowledges_nothing_until_it_stops(
+    etcd, tmp_path, monkeypatch
+):
+    """It may have been asked to leave, and wait for Etcd, which it does not reach."""
+    without_pulses(monkeypatch)
+
+    async def scenario():
+        async with HandCluster(etcd, tmp_path) as cluster:
+            client = await cluster.start(STALE)
+            await client.apply(journal_spec(JOURNAL))
+            await cluster.assign(JOURNAL, STALE)
+            await appended(client, b"old")
+            broker = cluster.brokers[STALE]
+            await freeze_mirror(broker)
+            await broker._etcd.revoke(broker.lease)
+            await asyncio.wait_for(asyncio.wait([broker._membership.lost]), LIMIT_S)
+            with pytest.raises(GazetteError, match="lost its lease"):
+                await client.append(JOURNAL, b"stale", do_not_proxy=True)
+            fragment = broker.resolver.replica(JOURNAL).spool.peek().fragment
+            assert fragment.end == len(b"old")
+
+    run(scenario())
+
+
 def test_a_broker_whose_lease_has_ended_uploads_nothing_that_others_have_continued(
     etcd, tmp_path, monkeypatch
 ):

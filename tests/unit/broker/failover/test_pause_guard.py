@@ -83,3 +83,18 @@ def test_a_lease_that_has_ended_stays_so(jump):
         await asyncio.wait([running])
 
     run(scenario())
+
+
+def test_a_lease_that_is_renewed_no_more_acknowledges_nothing():
+    async def scenario():
+        guard = PauseGuard(Leases(3), 7, 0.02)
+        guard.known.lost()
+        running = asyncio.ensure_future(guard.run())
+        for _ in range(10):
+            await asyncio.sleep(0.005)
+            assert not guard.known.is_alive
+        assert "has lost its lease" in str(guard.known.error("a/journal"))
+        running.cancel()
+        await asyncio.wait([running])
+
+    run(scenario())
