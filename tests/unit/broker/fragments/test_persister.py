@@ -218,7 +218,11 @@ def place_of(setting, spool):
 
 
 @pytest.mark.parametrize("codec", [pb.NONE, pb.GZIP])
-@pytest.mark.parametrize("found", [b"", CONTENT[:5], b"CONTENT OF 12", gzip.compress(b"other")])
+@pytest.mark.parametrize(
+    "found",
+    [b"", CONTENT[:5], b"CONTENT OF 12", gzip.compress(b"other")],
+    ids=["empty", "torn", "other", "other compressed"],
+)
 def test_an_object_with_other_content_is_replaced(found, codec, tmp_path, caplog):
     async def body(setting):
         done = await setting.spool(codec=codec)
