@@ -17,6 +17,7 @@ from gazette_sdk.protocol.durations import from_ns
 from gazette_sdk.protocol.labels import label_set
 from gazette_sdk.protocol.service import RPCS
 from gazette_sdk.protocol.stream_frames import PREFACE, Kind, Method, encode, encode_call
+from support import raw_grpc
 
 JOURNAL = "fuzz/journal"
 NOW = 1_800_000_000.0
@@ -212,11 +213,15 @@ def _http(chance: random.Random) -> bytes:
         lines.append(f"Content-Length: {len(body)}")
     if chance.random() < 0.1:
         lines.append("Authorization: Bearer abc")
+    if chance.random() < 0.2:
+        lines.append("Accept-Encoding: " + chance.choice(("gzip", "br, gzip;q=0", "gzip;q=")))
     request = "\r\n".join([*lines, "", ""]).encode() + body
     return mutated(chance, request * chance.choice((1, 1, 1, 3)))
 
 
 def _http2(chance: random.Random) -> bytes:
+    if chance.random() < 0.5:
+        return _half_requests(chance)
     settings = bytes.fromhex("000000040000000000")
     frames = b"".join(
         len(payload).to_bytes(3, "big")
@@ -226,6 +231,18 @@ def _http2(chance: random.Random) -> bytes:
         for payload in (chance.randbytes(chance.randrange(40)) for _ in range(chance.randrange(4)))
     )
     return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + mutated(chance, settings + frames)
+
+
+def _half_requests(chance: random.Random) -> bytes:
+    """Unary gRPC calls whose messages are never complete."""
+    frames = []
+    for stream in range(1, chance.choice((2, 4, 16, 200)), 2):
+        rpc = chance.choice(RPCS)
+        content = _request(chance, rpc.name).SerializeToString()
+        length = len(content) + chance.choice((1, 1000, 4_000_000))
+        frames.append(raw_grpc.call(stream, rpc.path))
+        frames.append(raw_grpc.half_message(stream, length, content[:1000]))
+    return raw_grpc.PREFACE + mutated(chance, b"".join(frames))
 
 
 def _stream(chance: random.Random) -> bytes:
