@@ -69,7 +69,7 @@ async def scenario(client):
         while free() < before:
             await asyncio.sleep(0.1)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET /debug/ready HTTP/1.1\r\nHost: a\r\n\r\n")
+    writer.write(b"GET /debug/ready HTTP/1.1\r\nHost: localhost\r\n\r\n")
     status = await reader.readline()
     writer.close()
     print(json.dumps([during, before, status.decode(), records]), flush=True)
