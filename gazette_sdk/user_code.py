@@ -125,7 +125,7 @@ async def acontained(function: Callable[..., Awaitable[T]], *arguments: Any, **n
 
 
 def notify(callback: Callable[..., object], *arguments: Any) -> None:
-    """Call back where no one can be told of an error: it is logged."""
+    """Call back where an error can be reported to no one: it is logged."""
     try:
         callback(*arguments)
     except BaseException as error:  # noqa: BLE001 - others are still to be called

@@ -113,7 +113,7 @@ class Framing(abc.ABC):
         """
 
     def find_end(self, head: bytes, passed: int, buffer: Buffer) -> int | None:
-        """Return the index in ``buffer`` behind a frame that is too long to be kept.
+        """Return the index in ``buffer`` after a frame that is too long to be kept.
 
         The calls for a frame follow each other, with all of its content. A framing that does not
         implement this, and is not newline-delimited, has readers that stop at such a frame.
@@ -121,7 +121,7 @@ class Framing(abc.ABC):
         Args:
             head: the frame's first ``header_bytes``.
             passed: number of its bytes before ``buffer``.
-            buffer: the content behind these.
+            buffer: the content after these.
 
         Returns:
             -1 if the end is not in ``buffer``; None if the end of such a frame cannot be found.

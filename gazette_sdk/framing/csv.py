@@ -222,7 +222,7 @@ class _Stream(Csv):
         self._unscanned = b""
 
     def find_end(self, head: bytes, passed: int, buffer: Buffer) -> int:
-        """Return the index in ``buffer`` behind a record; -1 if it does not end there."""
+        """Return the index in ``buffer`` after a record; -1 if it does not end there."""
         del head
         if not passed:
             self._passing, self._scanner = self._scanner or _Scanner(), None

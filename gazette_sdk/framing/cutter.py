@@ -31,7 +31,7 @@ class Cutter:
     """Cutter of one journal's content into frames.
 
     A frame that is too long is an error as soon as that is known. Its bytes are dropped up to its
-    end, if the framing finds that, and cutting continues behind it.
+    end, if the framing finds that, and cutting continues after it.
 
     Args:
         framing: the journal's framing.
@@ -39,7 +39,7 @@ class Cutter:
         frame_bytes_max: longer frames are an error; by default the framing's bound.
 
     Attributes:
-        offset: the journal's offset behind the last frame that is cut or passed, to resume
+        offset: the journal's offset after the last frame that is cut or passed, to resume
             reading from.
     """
 
@@ -154,7 +154,7 @@ class Cutter:
         )
 
     def _pass_over(self, buffer: bytes) -> Cut:
-        """Drop the content of a frame that is too long, and cut what stands behind it."""
+        """Drop the content of a frame that is too long, and cut what follows."""
         end = self._stream.find_end(self._head, self._passed, buffer)
         assert end is not None, "the framing found no end before"
         if end < 0:

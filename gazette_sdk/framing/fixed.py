@@ -33,7 +33,7 @@ class FixedProtobuf(Framing):
         out += payload
 
     def find_end(self, head: bytes, passed: int, buffer: Buffer) -> int:
-        """Return the index in ``buffer`` behind a frame; -1 if it does not end there."""
+        """Return the index in ``buffer`` after a frame; -1 if it does not end there."""
         end = 8 + _HEADER.unpack(head)[1] - passed
         return end if end <= len(buffer) else -1
 

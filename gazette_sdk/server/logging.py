@@ -82,7 +82,7 @@ def is_secret_name(name: str) -> bool:
 def hide_secrets(arguments: Iterable[str]) -> list[str]:
     """Return a command line without secrets.
 
-    Hidden are the values of secret options, as ``--x=y`` and as ``--x y``, what stands behind the
+    Hidden are the values of secret options, as ``--x=y`` and as ``--x y``, what follows the
     name of a secret and an equals sign anywhere in an argument, and what :func:`redact` hides.
     """
     shown: list[str] = []

@@ -405,7 +405,7 @@ class _Append:
             self._status = pb.WRONG_APPEND_OFFSET
             return Input.REFUSED
         _log.warning(
-            "%s goes on at %d by a request with this offset: what %s did not store behind it is "
+            "%s continues at %d by a request with this offset: what %s did not store behind it is "
             "given up",
             resolution.journal,
             request.offset,
@@ -417,7 +417,7 @@ class _Append:
     async def _refuse_unless_listed(self, stored_end: int) -> Input | None:
         """Refuse an append to a journal whose stores do not list all that was stored.
 
-        It waits for another listing first. By the explicit offset behind all listed content the
+        It waits for another listing first. By the explicit offset after all listed content the
         operator gives the rest up. Then, and when all is listed, ``None`` is returned.
         """
         replica, request = self._held, self._request
@@ -440,7 +440,7 @@ class _Append:
             self._status, self._detail = pb.WRONG_APPEND_OFFSET, text
             return Input.REFUSED
         _log.warning(
-            "%s goes on at %d by a request with this offset: what was stored from there up to %d "
+            "%s continues at %d by a request with this offset: what was stored from there up to %d "
             "is given up", replica.journal, request.offset, stored_end,
         )  # fmt: skip
         return None

@@ -96,7 +96,7 @@ class Failover:
                 self.streams.lead_no_more(old.zone, old.suffix, old.item, self.hand_over_s)
 
     def _left(self, zone: str, suffix: str, error: GazetteError) -> None:
-        """Break the streams and calls to a broker that is no member: nobody waits for it."""
+        """Break the streams and calls to a broker that is no member, so that none waits for it."""
         self.streams.fail(zone, suffix, error)
         self._rebuilder.left(zone, suffix)
 

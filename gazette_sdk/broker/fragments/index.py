@@ -290,7 +290,7 @@ class Index:
 
     @property
     def _end(self) -> int:
-        """Offset behind the last byte that was given, also if its fragment is torn."""
+        """Offset after the last byte that was given, also if its fragment is torn."""
         return max(self._all.end, self._torn.end)
 
     @property

@@ -215,7 +215,7 @@ class EtcdHistory:
             if new is None or new.value.revision <= self._checked_revision:
                 continue
             if new.value.create_revision == 0:
-                continue  # claims: nobody has continued the journal
+                continue  # claims: no broker has continued the journal
             journal, route = new.value.journal, self._last_routes.route(new.value.journal)
             others = route.members if route is not None else ()
             is_withdrawn = self._last_routes.is_withdrawn(journal)

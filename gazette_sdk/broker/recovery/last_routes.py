@@ -17,7 +17,7 @@ These routes do not count:
   offset.
 
 The last member of a route may withdraw it when all content is stored (``withdrawn_route``). Then
-the journal goes on behind its stored content, at whichever broker. The route has the offset where
+the journal continues after its stored content, at whichever broker. The route has the offset where
 that ends: a listing that does not reach it is late.
 """
 
@@ -80,8 +80,8 @@ class LastRoute(NamedTuple):
         create_revision: of the journal.
         route: the route; without members if it is withdrawn.
         revision: at which it was written.
-        is_claimed: True if nobody wrote it: its members have bytes of a journal that Etcd lost, and
-            none of them has continued it.
+        is_claimed: True if no broker wrote it: its members have bytes of a journal that Etcd lost,
+            and none of them has continued it.
         is_recorded: True if only its record tells of it. Brokers of other implementations record
             nothing: they may have gone on while none of ours was there.
     """
@@ -288,7 +288,7 @@ def unlisted_text(listed_end: int, stored_end: int) -> str:
     """Return the text that names what a journal's stores do not list, and the remedy."""
     return (
         f"its stores list its content up to {listed_end}, and its last broker had stored it up to "
-        f"{stored_end} when it left: the journal goes on by itself when they list the rest; if "
+        f"{stored_end} when it left: the journal continues by itself when they list the rest; if "
         "that is lost, give it up with `gazctl journals reset-head`"
     )
 

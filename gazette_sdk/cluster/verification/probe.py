@@ -105,7 +105,7 @@ async def _connect(sock: socket.socket, address: Any, question: bytes) -> Input:
     except OSError:
         return Input.UNCLEAR
     try:
-        # A port of this host on which nobody listens may be connected to itself.
+        # A port of this host on which no process listens may be connected to itself.
         if sock.family != socket.AF_UNIX and sock.getsockname() == sock.getpeername():
             return Input.REFUSED
         await loop.sock_sendall(sock, question)

@@ -59,7 +59,7 @@ class Verifier:
         dial: dials an endpoint.
         kind: what members are called: ``broker`` or ``consumer``.
         on_left: called with the zone and suffix of each member that left, and an error that says
-            so: nobody waits for its answers then.
+            so: no call waits for its answers then.
     """
 
     def __init__(

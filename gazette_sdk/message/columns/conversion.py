@@ -131,7 +131,7 @@ def _cast_local(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 _PLACES = {"ms": 23, "us": 26, "ns": 29}
-"""Index behind the last digit of a unit."""
+"""Index after the last digit of a unit."""
 
 
 def _cast_cut(texts: pa.Array, kind: pa.DataType) -> pa.Array:

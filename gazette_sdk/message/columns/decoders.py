@@ -104,7 +104,7 @@ class ColumnDecoder(ContentDecoder[Row]):
         uuids: pa.Array | None,
         cause: Exception | None,
     ) -> tuple[Run[Row], Exception | None]:
-        """Return a run of the first frames of a cut, and the error of the frame behind.
+        """Return a run of the first frames of a cut, and the error of the next frame.
 
         Args:
             cut: the frames.

@@ -31,7 +31,7 @@ Offsets: TypeAlias = npt.NDArray[np.int64]
 
 
 class UuidPlace:
-    """Place of a UUID behind its key, between double quotes.
+    """Place of a UUID after its key, between double quotes.
 
     Args:
         key: key of the UUID, which is the first of every payload.
@@ -88,7 +88,7 @@ class UuidPlace:
             buffer: content.
             count: number of the payloads in it, each of which begins with the key.
             begin: index of the first one.
-            end: index behind the last one; by default all content.
+            end: index after the last one; by default all content.
         """
         content = np.frombuffer(buffer, np.uint8)[begin:end]
         if self._letters > 0:

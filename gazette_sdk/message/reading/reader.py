@@ -62,7 +62,7 @@ class Reader(Closable, AsyncClosable, Generic[M]):
 
     Without ``block``, iteration ends at the write heads; another iteration goes on from there.
     Content is fetched ahead in the background and decoded a chunk at a time. After ``break`` or an
-    interrupt, another iteration, plain or asynchronous, goes on where it stopped. Several threads
+    interrupt, another iteration, plain or asynchronous, continues where it stopped. Several threads
     with a ``for`` loop each, or several tasks of one event loop, share the messages: each goes to
     one of them. One iterator is of one thread or task at a time; another one gets an error.
 

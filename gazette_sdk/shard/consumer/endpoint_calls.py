@@ -248,7 +248,7 @@ class EndpointCalls:
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
-        """End the process in order behind a call whose function raised what ends it."""
+        """End the process in order after a call whose function raised what ends it."""
         try:
             yield
         except UserCodeError as error:

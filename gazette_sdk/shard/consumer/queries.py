@@ -2,7 +2,7 @@
 
 A query never takes a thread that shards consume on. A peer, and all peers together, have a bounded
 number of queries in progress; one more is refused at once. A query whose caller leaves, or whose
-time is over, is interrupted: its store is told to give up what it computes, as SQLite can, and its
+time is over, is interrupted: its store is made to give up what it computes, as SQLite can, and its
 thread gets an exception between two steps of Python code. It keeps its place until it has returned.
 """
 
@@ -148,7 +148,7 @@ class _Running(Generic[T]):
             raise CallCancelledError("the query was interrupted: its caller has left") from error
 
     def interrupt(self) -> None:
-        """Interrupt the function, from another thread. Repeated while it goes on.
+        """Interrupt the function, from another thread. Repeated while it runs.
 
         A statement of SQLite that only begins now would miss the first call, for example.
         """

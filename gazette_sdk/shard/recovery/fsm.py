@@ -19,7 +19,7 @@ from gazette_sdk.shard.recovery.segments import Segment
 __all__ = ["FILE_HOLES_BYTES_MAX", "FSM", "HOLES_BYTES_MAX", "LiveNode", "Outcome"]
 
 FILE_HOLES_BYTES_MAX = 256 << 20
-"""Bytes of a file that may be skipped by writes behind its end. Databases skip a few pages."""
+"""Bytes of a file that may be skipped by writes after its end. Databases skip a few pages."""
 HOLES_BYTES_MAX = 4 << 30
 """Bytes of all files of a store that may be skipped."""
 
@@ -37,7 +37,7 @@ class Outcome(enum.Enum):
     """The history goes on, but the file is gone later: the operation is not re-enacted."""
     EXPECTED_HINTED_FNODE = "expected the creation of a hinted fnode"
     NO_SUCH_LINK = "fnode has no such link"
-    TOO_SPARSE = "a write far behind the end of its file"
+    TOO_SPARSE = "a write far after the end of its file"
     """The operation continues the history, and cannot be re-enacted: files would be huge."""
 
 
@@ -49,7 +49,7 @@ class LiveNode:
         links: its paths.
         segments: of all operations of the file.
         size_bytes: end of its last byte.
-        hole_bytes: bytes that were skipped, when they were behind the end.
+        hole_bytes: bytes that were skipped, when they were after the end.
     """
 
     links: set[str] = field(default_factory=set)

@@ -207,7 +207,7 @@ def restore_database(directory: Path, database: Path) -> list[int]:
         )
     with database.open("wb") as joined:
         for extent, file in sorted(files.items()):
-            # Behind the end are pages of a time at which the database was larger.
+            # After the end are pages of a time at which the database was larger.
             if extent * EXTENT_BYTES < size:
                 joined.seek(extent * EXTENT_BYTES)
                 joined.write(file.read_bytes())
