@@ -2,7 +2,8 @@
 
 User code may raise anything. StopIteration ends a ``map()`` without an error, CancelledError a
 task, SystemExit an event loop with all that waits for it. So user code is called only by the
-functions of this module, or within ``try`` and ``except BaseException``:
+functions of this module, or within ``try`` and ``except BaseException``. For each message,
+:func:`check_raised` there does what :func:`call` does, at no cost until something is raised:
 
 ==========================  ======================  =============================================
 raised                      :func:`call`            :func:`contained`, in the SDK's own threads
@@ -36,6 +37,7 @@ __all__ = [
     "acontained",
     "call",
     "call_each",
+    "check_raised",
     "contained",
     "described",
     "encodable",
@@ -69,8 +71,17 @@ def call(function: Callable[..., T], *arguments: Any) -> T:
     try:
         return function(*arguments)
     except BaseException as error:
-        if isinstance(error, EXITS) or not _is_control_flow(error):
-            raise
+        check_raised(error, function)
+        raise
+
+
+def check_raised(error: BaseException, function: Callable[..., Any]) -> None:
+    """Check what user code raised on the thread of its caller, who then raises it as it is.
+
+    Raises:
+        UserCodeError: it would end an iteration or a task.
+    """
+    if _is_control_flow(error) and not isinstance(error, EXITS):
         raise error_of(error, function) from error
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from gazette_sdk.errors import FramingError, OversizedFrameError, TornFrameError
 from gazette_sdk.framing.base import Buffer, Frames, Framing
-from gazette_sdk.user_code import call
+from gazette_sdk.user_code import check_raised
 
 __all__ = ["Cut", "Cutter"]
 
@@ -106,7 +105,11 @@ class Cutter:
         return torn
 
     def _cut(self, buffer: Buffer, *, final: bool) -> Cut:
-        frames = call(partial(self._stream.cut, searched=self._searched, final=final), buffer)
+        try:
+            frames = self._stream.cut(buffer, searched=self._searched, final=final)
+        except BaseException as error:
+            check_raised(error, self._stream.cut)
+            raise
         if len(buffer) > self._frame_bytes_max:
             frames = self._up_to_oversized(frames)
         cut = Cut(buffer, frames, self.offset)

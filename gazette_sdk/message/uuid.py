@@ -11,6 +11,7 @@ import functools
 import os
 import time
 import uuid
+from binascii import unhexlify
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -41,6 +42,8 @@ PRODUCER_BYTES = 6
 
 TEXT_BYTES = 36
 """Length of a UUID's canonical text."""
+
+_HYPHEN = ord("-")
 
 ZERO_UUID = uuid.UUID(int=0)
 """The UUID of a message that opts out of sequencing."""
@@ -113,6 +116,12 @@ def parse_raw_uuid(raw: RawUuid) -> tuple[int, int, int]:
         ValueError: ``raw`` is no UUID.
     """
     if isinstance(raw, bytes) and len(raw) == TEXT_BYTES:
+        digits = raw.replace(b"-", b"")
+        if len(digits) == 32 and raw[8] == raw[13] == raw[18] == raw[23] == _HYPHEN:
+            try:
+                return _parse_number(int.from_bytes(unhexlify(digits), "big"))
+            except ValueError:
+                pass  # the text's error is raised below
         raw = raw.decode("ascii")
     if isinstance(raw, str) and raw:
         return _parse_number(_number_of_text(raw))

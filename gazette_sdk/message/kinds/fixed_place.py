@@ -7,6 +7,7 @@ key once more, of which the last counts, frames are parsed one by one instead.
 
 from __future__ import annotations
 
+import re
 from typing import TypeAlias
 
 import numpy as np
@@ -46,11 +47,12 @@ class UuidPlace:
     def __init__(self, key: str, behind_bytes: int = 0) -> None:
         self._key = b'"%b"' % key.encode()
         self.prefix = b'{%b:"' % self._key
+        text = rb"([0-9A-Fa-f-]{%d})" % TEXT_BYTES
+        self._match = re.compile(re.escape(self.prefix) + text + b'"').match
         self._letters = 2 if self._key == _USUAL_KEY else -1
         self.begin = len(self.prefix)
         self.end = self.begin + TEXT_BYTES
         self._width = self.end + 1 + behind_bytes
-        self._first = np.frombuffer(self.prefix, dtype=np.uint8)
 
     def texts(self, buffer: Buffer, frames: Frames, header_bytes: int) -> Texts | None:
         """Return the text at that place of each frame.
@@ -69,15 +71,13 @@ class UuidPlace:
 
     def text(self, payload: bytes) -> bytes | None:
         """Return the text at that place of one payload; None if the key may be there twice."""
-        end = self.end
-        if not payload.startswith(self.prefix) or payload.find(b'"', self.begin) != end:
-            return None
-        found = payload[self.begin : end]
-        if b"\\" in found:
+        found = self._match(payload)
+        if found is None:
             return None
         # A letter is counted in a fraction of the time of looking for the key.
-        is_sole = payload.count(_USUAL_LETTER) == self._letters
-        return found if is_sole or payload.find(self._key, end) < 0 else None
+        if payload.count(_USUAL_LETTER) == self._letters or payload.find(self._key, self.end) < 0:
+            return found[1]
+        return None
 
     def may_repeat(
         self, buffer: Buffer | memoryview, count: int, begin: int = 0, end: int | None = None
@@ -114,7 +114,7 @@ class UuidPlace:
         heads: npt.NDArray[np.uint8] = (
             windows(buffer, self._width)[begins].view(np.uint8).reshape(-1, self._width)
         )
-        if not (heads[:, : self.begin] == self._first).all():
+        if heads[:, : self.begin].tobytes() != self.prefix * len(heads):
             return None
         if not (heads[:, self.end] == _QUOTE).all() or (heads == _BACKSLASH).any():
             return None

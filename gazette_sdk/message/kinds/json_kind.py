@@ -41,7 +41,7 @@ from gazette_sdk.message.kinds.json_lines import (
     time_cutter,
 )
 from gazette_sdk.message.uuid import RawUuid, Stamp, is_uuid_text, parse_raw_uuid
-from gazette_sdk.user_code import call, call_each, text_of
+from gazette_sdk.user_code import EXITS, call, call_each, check_raised, text_of
 
 __all__ = ["DictKind", "JsonKind", "TypedKind"]
 
@@ -210,12 +210,15 @@ class JsonKind(Kind[Any]):
         return Decoded(messages, uuids, error)
 
     def _decode_one(self, payload: bytes) -> tuple[Any, RawUuid]:
-        raw = self._uuid_within(payload)
+        raw: RawUuid = self._place.text(payload)
+        if raw is None:
+            raw = self._parsed_uuid(payload)
         try:
-            message = call(self._loads, self._stripped(payload) if self._strips else payload)
-        except DECODE_ERRORS:
+            message = self._loads(self._stripped(payload) if self._strips else payload)
+        except BaseException as error:
             # An acknowledgement is empty: it may lack the fields that other messages must have.
-            if not is_acknowledgement(raw):
+            if isinstance(error, EXITS) or not is_acknowledgement(raw):
+                check_raised(error, self._loads)
                 raise
             decode_object(payload)  # refuses anything but an object
             message = call(empty_instance, self.message_type)
@@ -223,17 +226,12 @@ class JsonKind(Kind[Any]):
                 message = call(self._with_uuid, message, uuid_text(raw))
         return message, raw
 
-    def _uuid_within(self, payload: bytes) -> RawUuid:
-        """Return the UUID of an object: text, or None if it has none.
+    def _parsed_uuid(self, payload: bytes) -> str | None:
+        """Return the UUID of an object, wherever it is: text, or None if it has none.
 
         Raises:
             ValueError: its value is no text.
         """
-        placed = self._place.text(payload)
-        return self._parsed_uuid(payload) if placed is None else placed
-
-    def _parsed_uuid(self, payload: bytes) -> str | None:
-        """Return the UUID of an object, wherever it is."""
         if self.key not in {"UUID", "uuid"}:
             own = decode_object(payload).get(self.key)
             if own is not None:

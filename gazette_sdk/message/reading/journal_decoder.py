@@ -32,7 +32,7 @@ from gazette_sdk.message.sequencing.run import (
     valid_stamps,
 )
 from gazette_sdk.message.uuid import parse_raw_uuid
-from gazette_sdk.user_code import call, text_of
+from gazette_sdk.user_code import check_raised, text_of
 
 __all__ = ["ContentDecoder", "JournalDecoder", "framing_and_kind", "journal_decoder"]
 
@@ -145,7 +145,11 @@ class ContentDecoder(abc.ABC, Generic[T]):
         cut, self._rest = self._rest, None
         run = self._empty
         if cut is not None:
-            run, cause = call(self.decode, cut)  # runs code of framing and class
+            try:
+                run, cause = self.decode(cut)
+            except BaseException as error:  # of code of the framing, or of the class
+                check_raised(error, self.decode)
+                raise
             if cause is not None:
                 frames, bad = cut.frames, len(run)
                 self.offset = cut.offset + int(frames.ends[bad])

@@ -13,6 +13,7 @@ import pytest
 
 from gazette_sdk import JsonMessage, Reader
 from gazette_sdk.errors import DecodeError
+from gazette_sdk.message.uuid import parse_raw_uuid
 from support.memory_transport import MemoryTransport
 
 NAME = "a/journal"
@@ -120,3 +121,27 @@ def test_a_text_that_is_no_uuid_is_refused_alike(text: str, count: int):
     transport.create(NAME).content += content * count
     with pytest.raises(DecodeError, match="offset 0 has no valid UUID"):
         list(Reader(dict, name=NAME, transport=transport).arrow([("a", pa.int64())]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "e8c1a2b4-4d5e-11ee-8012-0242ac120002",
+        "E8C1A2B4-4D5E-11EE-8012-0242AC120002",
+        "e8c1a2b-44d5e-11ee-8012-0242ac120002",
+        "e8c1a2b4-4d5e-11ee-8012-0242ac12-002",
+        "e8c1a2b4-4d5e-11ee-8012-0242ac12000g",
+        "e8c1a2b4-4d5e-11ee-8012-0242ac12 002",
+        "e8c1a2b4-4d5e-11ee-8012-0242ac12_002",
+        "+8c1a2b4-4d5e-11ee-8012-0242ac120002",
+        '{"x":"e8c1a2b44d5e11ee80120242ac12"}',
+    ],
+)
+def test_text_as_bytes_is_read_as_text(text):
+    def outcome(raw):
+        try:
+            return parse_raw_uuid(raw)
+        except ValueError as error:
+            return str(error)
+
+    assert outcome(text.encode()) == outcome(text)
