@@ -59,7 +59,7 @@ UNKNOWN_READ_BYTES = 16 << 10
 """Greatest read before that."""
 
 HEADERS_BYTES_MAX = 64 << 10
-"""Greatest headers of a call. Those that the gRPC server takes are smaller."""
+"""Greatest headers of a call, as they are sent. Those that the gRPC server takes are smaller."""
 
 UNKNOWN_CONNECTIONS_MAX = 512
 """Connections without a good token so far. Beyond it the oldest one is cut: a client that has a
@@ -200,7 +200,7 @@ class SplicedConnection:
         self._timer.cancel()
         self._splicer.known(self)
         self._splicer.unknown.spend(-self._spent_s)
-        if self._is_joined and not self.transport.is_closing():
+        if self._is_joined and not self.transport.is_closing() and not self.front.has_ended:
             self.front.other.transport.write(self._frames.rest())
             self.front.lift_limits()
             self.front.other.lift_limits()
@@ -235,7 +235,7 @@ class SplicedConnection:
         Its first call never waits. Further ones do, while unknown clients have used their share.
         """
         self._retry = None
-        if self.is_known or self.transport.is_closing():
+        if self.is_known or self.transport.is_closing() or self.front.has_ended:
             return
         delay_s = self._splicer.unknown.delay_s if self._frames.calls else 0.0
         before = self._frames.calls
@@ -295,6 +295,7 @@ class _Side(asyncio.BufferedProtocol):
     Attributes:
         transport: its transport.
         other: the other side; itself until the pair is joined.
+        has_ended: True if no further bytes come from it.
     """
 
     def __init__(self, connection: SplicedConnection | None) -> None:
@@ -302,7 +303,7 @@ class _Side(asyncio.BufferedProtocol):
         self.other = self
         self._connection = connection
         self._is_limited = connection is not None
-        self._ended = False
+        self.has_ended = False
         self._expiry: asyncio.TimerHandle | None = None
         self._buffer = memoryview(bytearray(UNKNOWN_READ_BYTES))
 
@@ -321,11 +322,13 @@ class _Side(asyncio.BufferedProtocol):
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        data = self._buffer[:nbytes]
+        data: memoryview | bytes = self._buffer[:nbytes]
         if self._connection is not None:
-            if not self._connection.headers.check(data):
+            checked = self._connection.headers.take(data)
+            if checked is None:
                 self._connection.refuse()
                 return
+            data = checked
             if self._is_limited:
                 self._connection.received(bytes(data))
                 return
@@ -342,7 +345,7 @@ class _Side(asyncio.BufferedProtocol):
         self.other.transport.resume_reading()
 
     def eof_received(self) -> bool:
-        self._ended = True
+        self.has_ended = True
         if self.other is self or not self.other.transport.can_write_eof():
             return False
         self.other.transport.write_eof()
@@ -350,7 +353,7 @@ class _Side(asyncio.BufferedProtocol):
             HALF_CLOSED_TIMEOUT_S, self._abort_both
         )
         # TLS cannot be half-closed: its transport closes now, and warns of any other wish.
-        return self.transport.can_write_eof() and not self.other._ended  # noqa: SLF001 - its class
+        return self.transport.can_write_eof() and not self.other.has_ended
 
     def _abort_both(self) -> None:
         self.other.transport.abort()
@@ -376,34 +379,49 @@ class CallHeaders:
 
     gRPC has no other characters in headers, but for binary ones. They are not decoded: HPACK's
     dynamic table has what came as literals, and each literal is checked (RFC 7541 section 6).
+    Headers are held until they are complete: once a connection ends, grpc.aio accepts calls of
+    which it has a part.
     """
 
     def __init__(self) -> None:
-        self._ignored = len(_PREFACE)  # further bytes without headers
-        self._rest = b""  # begin of a frame whose end has not come
+        self._held = b""
+        self._at = len(_PREFACE)  # position of the next frame after the begin of what is held
         self._block: bytes | None = None  # headers that the next frame continues
+        self._is_begun = False
 
-    def check(self, data: memoryview | bytes) -> bool:
-        """Return False if the next bytes of the client complete invalid headers."""
-        at, self._ignored = self._ignored, 0
-        if self._rest:
-            data = self._rest + data
+    def take(self, data: memoryview | bytes) -> memoryview | bytes | None:
+        """Take the next bytes of the client.
+
+        Returns:
+            the bytes that the gRPC server may get now, None if there are invalid headers, or the
+            first frame is not SETTINGS.
+        """
+        if self._held:
+            data = self._held + data
+        at, checked = self._at, 0
         while len(data) - at >= _HEADER_BYTES:
-            kind, length = data[at + 3], int.from_bytes(data[at : at + 3], "big")
-            end = at + _HEADER_BYTES + length
+            kind, end = data[at + 3], at + _HEADER_BYTES + int.from_bytes(data[at : at + 3], "big")
+            if not self._is_begun and kind != _SETTINGS:
+                return None
+            self._is_begun = True
             if kind in (_HEADERS, _CONTINUATION):
-                if length > HEADERS_BYTES_MAX:
-                    return False
                 if end > len(data):
                     break
                 if not self._put(kind, data[at + 4], bytes(data[at + _HEADER_BYTES : end])):
-                    return False
+                    return None
+            elif self._block is not None:
+                return None
             at = end
-        self._ignored = max(0, at - len(data))
-        self._rest = bytes(data[at:])
-        return True
+            if self._block is None:
+                checked = at
+        if at >= len(data) and self._block is None:
+            checked = len(data)
+        self._held = bytes(data[checked:])
+        self._at = at - checked
+        return data[:checked] if len(self._held) <= HEADERS_BYTES_MAX else None
 
     def _put(self, kind: int, flags: int, payload: bytes) -> bool:
+        """Return True if a frame's headers are valid, as far as that is known."""
         if (kind == _CONTINUATION) != (self._block is not None):
             return False
         if kind == _HEADERS:
@@ -414,7 +432,7 @@ class CallHeaders:
             block = (self._block or b"") + payload
         if not flags & _END_HEADERS:
             self._block = block
-            return len(block) <= HEADERS_BYTES_MAX
+            return True
         self._block = None
         try:
             return _is_ascii(block)

@@ -503,7 +503,8 @@ def test_without_keys_the_oldest_of_many_incomplete_requests_are_refused(monkeyp
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-def test_a_path_that_is_no_utf8_ends_its_connection_only(is_known, caplog):
+@pytest.mark.parametrize("sent_bytes", [None, -1])
+def test_a_path_that_is_no_utf8_ends_its_connection_only(is_known, sent_bytes, caplog):
     """grpc.aio accepts no call of any client after it."""
     token = raw_grpc.literal(b"authorization", authorization()[0][1].encode()) if is_known else b""
     good = raw_grpc.literal(b":path", b"/protocol.Journal/List") + token
@@ -520,8 +521,12 @@ def test_a_path_that_is_no_utf8_ends_its_connection_only(is_known, caplog):
             writer.write(raw_grpc.half_message(1, 0, b"") if is_known else b"")
             writer.write(raw_grpc.frame(0, 1, 1))
             await asyncio.wait_for(raw_grpc.ended_stream(reader), 5)
-            writer.write(raw_grpc.frame(1, 4, 3, raw_grpc.fields(bad)))
-            with contextlib.suppress(ConnectionResetError):
+            writer.write(raw_grpc.frame(1, 4, 3, raw_grpc.fields(bad))[:sent_bytes])
+            if sent_bytes is None:
+                with contextlib.suppress(ConnectionResetError):
+                    await asyncio.wait_for(reader.read(), 5)
+            else:
+                writer.write_eof()  # the server hangs up, and accepts what it has of a call
                 await asyncio.wait_for(reader.read(), 5)
             writer.transport.abort()
             for channel in (other, channel_to(server)):

@@ -322,7 +322,7 @@ def test_a_client_that_does_not_begin_as_http2_is_not_joined_with_the_server(tmp
 
 
 def test_an_unknown_client_passes_few_bytes_until_a_call_has_a_good_token(tmp_path):
-    sent = OPENING + CALL + frame(0, os.urandom(1 << 20))
+    sent = OPENING + raw_grpc.call(1, "/a/b") + frame(0, os.urandom(1 << 20))
     received = bytearray()
 
     async def collect(reader, writer):
@@ -349,6 +349,33 @@ def test_an_unknown_client_passes_few_bytes_until_a_call_has_a_good_token(tmp_pa
     run(scenario(), 20)
 
 
+@pytest.mark.parametrize("left", [b"", b"\0\0"])
+def test_a_client_may_end_before_its_call_is_found_to_have_a_good_token(tmp_path, left):
+    sent = OPENING + raw_grpc.call(1, "/a/b")
+    found = asyncio.Event()
+
+    async def answer(reader, writer):
+        assert await reader.read() == sent
+        await found.wait()
+        writer.write(b"bye")
+        writer.close()
+
+    async def scenario():
+        async with spliced(tmp_path / "s", answer, admits=False) as (port, splicer):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent + left)
+            writer.write_eof()
+            await until(lambda: bool(splicer._unknown))
+            [connection] = splicer._unknown
+            await until(lambda: connection.front.has_ended)
+            connection.admit()
+            found.set()
+            assert await asyncio.wait_for(reader.read(), 10) == b"bye"
+            writer.close()
+
+    run(scenario(), 20)
+
+
 def test_unknown_clients_are_cut_in_time_and_the_oldest_where_there_are_many(tmp_path, monkeypatch):
     monkeypatch.setattr(splice, "UNKNOWN_TIMEOUT_S", 0.3)
     monkeypatch.setattr(splice, "UNKNOWN_CONNECTIONS_MAX", 3)
@@ -365,8 +392,8 @@ def test_unknown_clients_are_cut_in_time_and_the_oldest_where_there_are_many(tmp
             newest.admit()
             for reader, _ in clients[:4]:
                 assert await asyncio.wait_for(reader.read(), 5) == b""
-            clients[4][1].write(b"more")
-            assert await clients[4][0].readexactly(4) == b"more"
+            clients[4][1].write(DATA)
+            assert await clients[4][0].readexactly(len(DATA)) == DATA
             assert not splicer._unknown
             for _, writer in clients:
                 writer.transport.abort()
@@ -424,10 +451,11 @@ def test_headers_are_ascii_but_for_binary_ones(block, is_valid):
         raw_grpc.frame(1, 0, 1, block) + raw_grpc.frame(9, 4, 1),
     ):
         sent = begin + frames
-        assert CallHeaders().check(sent) is is_valid
+        assert CallHeaders().take(sent) == (sent if is_valid else None)
         in_bytes = CallHeaders()
-        checks = [in_bytes.check(sent[at : at + 1]) for at in range(len(sent))]
-        assert checks == [True] * (len(sent) - 1) + [is_valid]
+        *pieces, last = [in_bytes.take(sent[at : at + 1]) for at in range(len(sent))]
+        assert b"".join(pieces) == begin  # no part of headers is forwarded
+        assert last == (frames if is_valid else None)
 
 
 @pytest.mark.parametrize(
@@ -437,9 +465,11 @@ def test_headers_are_ascii_but_for_binary_ones(block, is_valid):
         raw_grpc.frame(1, 0x24, 1, b"\0\0"),  # a part of a priority
         raw_grpc.frame(9, 4, 1, b"\x82"),  # it continues nothing
         raw_grpc.frame(1, 0, 1, b"\x82") + raw_grpc.frame(1, 4, 3, b"\x82"),
-        raw_grpc.frame(1, 4, 1, bytes(splice.HEADERS_BYTES_MAX + 1)),
+        raw_grpc.frame(1, 0, 1, b"\x82") + raw_grpc.frame(0, 0, 1),
+        raw_grpc.frame(1, 0, 1, b"\x82") + raw_grpc.frame(9, 0, 1) * 8000,
+        raw_grpc.frame(1, 4, 1, bytes(splice.HEADERS_BYTES_MAX + 1))[:-1],
         raw_grpc.frame(1, 0, 1, b"\x82") + raw_grpc.frame(9, 0, 1, b"\x82" * (64 << 10)),
     ],
 )
 def test_headers_in_frames_of_no_client_of_grpc_are_refused(frames):
-    assert not CallHeaders().check(raw_grpc.PREFACE + frames)
+    assert CallHeaders().take(raw_grpc.PREFACE + frames) is None
