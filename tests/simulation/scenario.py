@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gazette_sdk.broker.spool.directory import Durability
+from gazette_sdk.cluster.verification.verifier import ANSWER_CALLS
 from gazette_sdk.errors import CorruptFragmentError, GazetteError
 from gazette_sdk.fragment.content import decode_fragment
 from gazette_sdk.fragment.stores.base import StoredContent
@@ -54,7 +55,11 @@ FURTHER_RATE = 0.3
 """Rate of seeds with one of the further faults."""
 
 SLOW_CALLS = 100
-"""Latencies that are added to the bars of fail-overs. Some messages take twenty times as long."""
+"""Latencies that are added to the bars of fail-overs: some messages take a :data:`SLOW_MESSAGE`."""
+
+SLOW_MESSAGE = 20
+"""Latencies that a slow message takes. One of the calls that make a challenge is enough, and the
+answer is awaited for so many times as long: :data:`ANSWER_CALLS`."""
 
 PUNCTUAL_LATENCY_S = 0.01
 """Latency up to which a broker that lives answers a challenge in time."""
@@ -331,7 +336,10 @@ async def _check_fail_over(
     host = faults.rng.choice(cluster.routes())[0]
     starts, node, begun_at = host.starts, host.node, loop.time()
     what, bar_s = await faults.lose(host)
-    bar_s += SLOW_CALLS * plan.latency_s
+    if what.startswith("kill"):
+        bar_s += ANSWER_CALLS * SLOW_MESSAGE * plan.latency_s
+    # The end of the lease decides, at the latest.
+    bar_s = min(bar_s, plan.settings.lease_ttl_s + 1.0) + SLOW_CALLS * plan.latency_s
 
     async def attempts(journal: str) -> None:
         """Return when an append succeeds. Each attempt asks some broker for the route."""

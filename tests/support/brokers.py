@@ -377,8 +377,8 @@ class Mirror:
     def item(self, spec: pb.JournalSpec) -> tuple[bytes, bytes]:
         return self.keyspace.item_key(spec.name), spec.SerializeToString()
 
-    def member(self, suffix: str, zone: str = ZONE) -> tuple[bytes, bytes]:
-        spec = pb.BrokerSpec(journal_limit=10)
+    def member(self, suffix: str, zone: str = ZONE, limit: int = 10) -> tuple[bytes, bytes]:
+        spec = pb.BrokerSpec(journal_limit=limit)
         spec.process_spec.id.zone, spec.process_spec.id.suffix = zone, suffix
         spec.process_spec.endpoint = f"http://{zone}-{suffix}.test"
         return self.keyspace.member_key(zone, suffix), spec.SerializeToString()

@@ -90,10 +90,12 @@ class Failover:
         self._verifier.suspect(peer, reason)
 
     def _observe(self) -> None:
-        """End calls to primaries that lead their journals no more, if these do not answer."""
+        """End calls to primaries that lead no more, if these do not answer; look at our losses."""
         for _, old, new in self._keyspace.changes:
-            if new is None and isinstance(old, AssignmentEntry) and old.slot == 0:
-                self.streams.lead_no_more(old.zone, old.suffix, old.item, self.hand_over_s)
+            if new is None and isinstance(old, AssignmentEntry):
+                self._rebuilder.lost(old)
+                if old.slot == 0:
+                    self.streams.lead_no_more(old.zone, old.suffix, old.item, self.hand_over_s)
 
     def _left(self, zone: str, suffix: str, error: GazetteError) -> None:
         """Break the streams and calls to a broker that is no member, so that none waits for it."""

@@ -8,6 +8,11 @@ allocator keeps what is assigned.
 Where one link is cut, no replica answers a dial, and too few other members do, but replicas answer
 a challenge in Etcd, it is this broker that is cut off: it hands its journals over. Replicas that do
 not answer in Etcd either are dead, and get nothing.
+
+The allocator may assign a journal to the broker that was replaced again, before that one announces
+that it takes none. So links that are cut are watched on, and a replica in excess that takes no
+journals leaves at once. A broker that leads nothing has no links: it dials the others when it loses
+an assignment.
 """
 
 from __future__ import annotations
@@ -100,6 +105,7 @@ class Rebuilder:
         self._is_silent = is_silent
         self._offer = offer
         self._absence: asyncio.Task[None] | None = None
+        self._doubt: asyncio.Task[None] | None = None
         self._withdrawing = asyncio.Lock()
         # Slightly less than the bound of an answer, so that one missed answer suffices.
         self._links = Links(streams.answer_timeout_s * 0.95)
@@ -138,12 +144,20 @@ class Rebuilder:
         """Note that a broker is no member any more."""
         self._links.worked((zone, suffix))
 
+    def lost(self, assignment: BrokerAssignment) -> None:
+        """Dial the others, once in a lease at most, if this broker has lost a journal."""
+        if not self._is_ours(assignment) or self._doubt is not None or self._is_closed:
+            return
+        if not any(map(self._is_ours, self._keyspace.assignments(assignment.item))):
+            self._doubt = asyncio.get_running_loop().create_task(
+                self._dispel(), name="survey of a broker that lost an assignment"
+            )
+            self._doubt.add_done_callback(_log_failure)
+
     async def aclose(self) -> None:
         """Cancel what is going on, and begin nothing more."""
         self._is_closed = True
-        tasks = list(self._tasks.values())
-        if self._absence is not None:
-            tasks.append(self._absence)
+        tasks = [*self._tasks.values(), *filter(None, (self._absence, self._doubt))]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -156,7 +170,10 @@ class Rebuilder:
     # ------------------------------------------------------------------ one link
 
     async def _settle(self, name: tuple[str, str], *, missed_answer: bool) -> None:
-        """Wait until a link works again, its peer has left, or our journals go on without it."""
+        """Wait until a link works again, its peer has left, or nothing is awaited of it for long.
+
+        Until then our journals go on without the peer, as often as it is assigned again.
+        """
         loop = asyncio.get_running_loop()
         while (endpoint := self._keyspace.endpoint(*name)) is not None:
             if not missed_answer:
@@ -167,8 +184,7 @@ class Rebuilder:
             await asyncio.sleep(self._links.wait_s(name, loop.time()))
             if not self._is_cut(name):
                 return
-            if await self._replace_everywhere(name):
-                return
+            await self._replace_everywhere(name)
             missed_answer = False
             await asyncio.sleep(self._ttl_s / 10)
         self._links.worked(name)
@@ -177,8 +193,8 @@ class Rebuilder:
         now = asyncio.get_running_loop().time()
         return self._links.is_cut(name, now, heard_at=self._streams.heard_at(*name))
 
-    async def _replace_everywhere(self, name: tuple[str, str]) -> bool:
-        """Replace a peer in all journals that we lead. Return False if some journal has to wait."""
+    async def _replace_everywhere(self, name: tuple[str, str]) -> None:
+        """Replace a peer in all journals that we lead, except for those that have to wait."""
         journals = [
             assignment.item
             for assignment in self._keyspace.local_assignments(
@@ -187,15 +203,13 @@ class Rebuilder:
             if assignment.slot == 0
         ]
         survey: _Survey | None = None
-        is_done = True
         for journal in journals:
             assignments = self._keyspace.assignments(journal)
             if not any((a.zone, a.suffix) == name for a in assignments):
                 continue
             if survey is None:
                 survey = await self._survey()
-            is_done &= await self._change(journal, survey)
-        return is_done
+            await self._change(journal, survey)
 
     async def _survey(self) -> _Survey:
         """Dial all other members, and challenge those that are not reached."""
@@ -239,13 +253,13 @@ class Rebuilder:
 
     # --------------------------------------------------------------- one journal
 
-    async def _change(self, journal: str, survey: _Survey) -> bool:
-        """Decide about one journal. Return False if it has to be looked at again."""
+    async def _change(self, journal: str, survey: _Survey) -> None:
+        """Decide about one journal, and change it."""
         keyspace = self._keyspace
         item, assignments = keyspace.item(journal), keyspace.assignments(journal)
         primary = next((a for a in assignments if self._is_ours(a) and a.slot == 0), None)
         if item is None or primary is None:
-            return True
+            return
         members = {(a.zone, a.suffix) for a in assignments}
         decision = decide(
             assignments,
@@ -256,14 +270,30 @@ class Rebuilder:
             unreached=survey.unreached,
             silent=survey.silent,
         )
-        if decision.action is Action.NOTHING or self._changed_lately(journal, decision.action):
-            return False
+        if decision.action is Action.NOTHING or self._has_to_wait(journal, decision):
+            return
         if decision.action is Action.HAND_OVER and not await self._withdraw():
-            return False
-        is_written = await self._write(journal, assignments, primary, decision)
-        if is_written:
+            return
+        if await self._write(journal, assignments, primary, decision):
             self._changed[journal] = asyncio.get_running_loop().time(), decision.action
-        return is_written
+
+    async def _dispel(self) -> None:
+        """Take no journals if most of the others that live are not reached, and we lead nothing.
+
+        Of two brokers that do not reach each other neither is cut off. One that leads journals has
+        links to their replicas, or no replicas: these journals do without the others.
+        """
+        local = self._local_id.zone, self._local_id.suffix
+        try:
+            others = len(self._keyspace.members()) - 1
+            is_primary = any(a.slot == 0 for a in self._keyspace.local_assignments(*local))
+            if self._absence is None and others > 1 and not is_primary:
+                survey = await self._survey()
+                if 2 * len(survey.unreached - survey.silent) > others - len(survey.silent):
+                    await self._withdraw()
+            await asyncio.sleep(self._ttl_s)
+        finally:
+            self._doubt = None
 
     async def _withdraw(self) -> bool:
         """Announce that this broker takes no journals until it reaches others again."""
@@ -304,14 +334,24 @@ class Rebuilder:
                 )
                 return
 
-    def _changed_lately(self, journal: str, action: Action) -> bool:
+    def _has_to_wait(self, journal: str, decision: Decision) -> bool:
         """Return True if we changed a journal a short time ago.
 
-        A replacement does not delay that we give up our place: we may have been cut off since.
+        A replacement does not delay that we give up our place: we may have been cut off since. Nor
+        does it delay that a replica in excess leaves which the allocator does not assign again.
         """
         changed_at, changed = self._changed.get(journal, (-math.inf, Action.NOTHING))
-        is_recent = asyncio.get_running_loop().time() - changed_at < self._ttl_s
-        return is_recent and (action is Action.REPLACE or changed is Action.HAND_OVER)
+        if asyncio.get_running_loop().time() - changed_at >= self._ttl_s:
+            return False
+        if decision.action is Action.HAND_OVER:
+            return changed is Action.HAND_OVER
+        return decision.substitute is not None or self._takes_journals(decision.peer)
+
+    def _takes_journals(self, assignment: BrokerAssignment | None) -> bool:
+        if assignment is None:
+            return False
+        member = self._keyspace.member(assignment.zone, assignment.suffix)
+        return member is not None and self._allocation.item_limit(member.value) > 0
 
     async def _write(
         self,

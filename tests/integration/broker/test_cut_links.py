@@ -106,11 +106,17 @@ def test_a_primary_that_reaches_nobody_hands_its_journal_over(cluster, caplog):
     async def scenario():
         async with cluster(2) as brokers:
             primary, peer = brokers.route
-            for name, proxy in brokers.proxies.items():
-                if name != primary:
-                    proxy.refuse()
-            await brokers.append(b"(cut)", within_s=2 * (TTL_S + 1))
+            others = [proxy for name, proxy in brokers.proxies.items() if name != primary]
+            for proxy in others:
+                proxy.refuse()
+            append = asyncio.ensure_future(brokers.append(b"(cut)", within_s=2 * (TTL_S + 1)))
             await until(lambda: brokers.route[0] == peer)
+            # A proxy refuses everybody: the others do not reach each other, either, and the broker
+            # that is cut off takes no place among them.
+            for proxy in others:
+                proxy.heal()
+            await append
+            assert brokers.route[0] == peer
             assert len(brokers.members) == 4
             assert (await brokers.read(peer)).startswith(b"(begin)")
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
 from gazette_sdk.broker.failover.rebuilder import Rebuilder
-from gazette_sdk.broker.failover.replacement import Action
+from gazette_sdk.broker.failover.replacement import Action, Candidate, Decision
 from gazette_sdk.broker.replication.peer_streams import PeerStreams
 from gazette_sdk.cluster.broker_keys import JournalAllocation
+from gazette_sdk.cluster.etcd import Delete, Put
 from gazette_sdk.cluster.verification.decision import Input
 from gazette_sdk.errors import DeadlineExceededError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
-from support.brokers import ZONE, Mirror
+from support.brokers import ZONE, Mirror, journal_spec
 from support.etcd import run
 
 
@@ -136,11 +138,17 @@ def test_a_member_that_answers_while_it_is_dialled_is_reached(is_heard):
     run(scenario())
 
 
-def test_only_a_hand_over_follows_a_replacement_at_once():
-    """A primary may be cut off from the others after it replaced a replica."""
+def test_only_a_hand_over_and_a_departure_for_good_follow_a_replacement_at_once():
+    """A primary may be cut off from the others after it replaced a replica. The allocator assigns
+    the replica again that takes journals, and does not otherwise."""
 
     async def scenario():
         mirror = Mirror()
+        mirror.put(dict([mirror.member("broker-b"), mirror.member("broker-c", limit=0)]))
+        mirror.put(
+            dict(mirror.assignment("a/journal", f"broker-{c}", n) for n, c in enumerate("abc"))
+        )
+        _, taking, leaving = mirror.keyspace.assignments("a/journal")
         rebuilder = Rebuilder(
             None,
             mirror.keyspace,
@@ -152,17 +160,127 @@ def test_only_a_hand_over_follows_a_replacement_at_once():
             is_silent=is_silent,
             offer=offer,
         )
+        other = Candidate(ZONE, "broker-d", 0.0)
         now = asyncio.get_running_loop().time()
-        for changed, age_s, action, is_delayed in [
-            (Action.REPLACE, 1.0, Action.REPLACE, True),
-            (Action.REPLACE, 6.0, Action.REPLACE, False),
-            (Action.REPLACE, 1.0, Action.HAND_OVER, False),
-            (Action.HAND_OVER, 1.0, Action.HAND_OVER, True),
-            (Action.HAND_OVER, 6.0, Action.HAND_OVER, False),
+        for changed, age_s, decision, has_to_wait in [
+            (Action.REPLACE, 1.0, Decision(Action.REPLACE, taking, other), True),
+            (Action.REPLACE, 1.0, Decision(Action.REPLACE, leaving, other), True),
+            (Action.REPLACE, 1.0, Decision(Action.REPLACE, taking), True),
+            (Action.REPLACE, 1.0, Decision(Action.REPLACE, leaving), False),
+            (Action.HAND_OVER, 1.0, Decision(Action.REPLACE, leaving), False),
+            (Action.REPLACE, 6.0, Decision(Action.REPLACE, taking, other), False),
+            (Action.REPLACE, 1.0, Decision(Action.HAND_OVER, taking, other), False),
+            (Action.HAND_OVER, 1.0, Decision(Action.HAND_OVER, taking, other), True),
+            (Action.HAND_OVER, 6.0, Decision(Action.HAND_OVER, taking, other), False),
         ]:
             rebuilder._changed["a/journal"] = now - age_s, changed
-            assert rebuilder._changed_lately("a/journal", action) == is_delayed
-        assert not rebuilder._changed_lately("another/journal", Action.REPLACE)
+            assert rebuilder._has_to_wait("a/journal", decision) == has_to_wait
+        assert not rebuilder._has_to_wait("another/journal", Decision(Action.REPLACE, taking))
+
+    run(scenario())
+
+
+def test_a_replica_that_is_assigned_again_leaves_again_once_it_takes_no_journals():
+    """The allocator assigned it before it announced that: the primary waited for a lease."""
+
+    async def scenario():
+        mirror, transactions = Mirror(), asyncio.Queue()
+        spec = journal_spec("a/journal", replication=2)
+        mirror.put(dict([mirror.item(spec), *(mirror.member(f"broker-{c}") for c in "abc")]))
+        mirror.put(
+            dict(mirror.assignment("a/journal", f"broker-{c}", n) for n, c in [*enumerate("ab")])
+        )
+
+        class Etcd:
+            async def txn(self, compares, operations):
+                assert compares
+                deleted = [each.key for each in operations if isinstance(each, Delete)]
+                mirror.put({e.key: e.value for e in operations if isinstance(e, Put)}, deleted)
+                held = [(a.suffix, a.slot) for a in mirror.keyspace.assignments("a/journal")]
+                transactions.put_nowait(sorted(held))
+                return SimpleNamespace(succeeded=True)
+
+        async def dial(endpoint):
+            return Input.UNCLEAR if endpoint == cut else Input.REACHED
+
+        async def is_silent(_):
+            return False
+
+        rebuilder = Rebuilder(
+            Etcd(),
+            mirror.keyspace,
+            JournalAllocation(9),
+            pb.ProcessSpec.ID(zone=ZONE, suffix="broker-a"),
+            PeerStreams(),
+            ttl_s=2.0,
+            dial=dial,
+            is_silent=is_silent,
+            offer=offer,
+        )
+        cut = mirror.keyspace.endpoint(ZONE, "broker-b")
+        peer = pb.ProcessSpec.ID(zone=ZONE, suffix="broker-b")
+        rebuilder.failed(peer, DeadlineExceededError("no answer"), waited_s=10.0)
+        replaced = [("broker-a", 0), ("broker-c", 1)]
+        begun = asyncio.get_running_loop().time()
+        assert await transactions.get() == replaced
+        mirror.put(dict([mirror.assignment("a/journal", "broker-b", 2)]))
+        mirror.put(dict([mirror.member("broker-b", limit=0)]))
+        assert await transactions.get() == replaced
+        assert asyncio.get_running_loop().time() - begun < 2.0
+        await rebuilder.aclose()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("primaries", "unreached", "withdraws"),
+    [("", "bc", True), ("", "bcd", True), ("", "c", False), ("", "d", False), ("a", "bc", False)],
+)
+def test_a_broker_that_leads_nothing_looks_at_the_others_once_it_lost_a_journal(
+    primaries, unreached, withdraws
+):
+    """`broker-d` is dead. A broker that leads journals without replicas keeps them."""
+
+    async def scenario():
+        mirror, offers, dialled = Mirror(), [], []
+        mirror.put(dict(mirror.member(f"broker-{name}") for name in "abcd"))
+        led = [mirror.assignment("own", f"broker-{name}", 0) for name in primaries]
+        lost = mirror.assignment("a/journal", "broker-a", 1)
+        moved = mirror.assignment("b/journal", "broker-a", 2)
+        mirror.put(dict([lost, moved, *led]))
+
+        async def dial(endpoint):
+            dialled.append(endpoint)
+            return Input.UNCLEAR if endpoint in cut else Input.REACHED
+
+        async def offer(takes_journals):
+            offers.append(takes_journals)
+
+        rebuilder = Rebuilder(
+            None,
+            mirror.keyspace,
+            JournalAllocation(9),
+            pb.ProcessSpec.ID(zone=ZONE, suffix="broker-a"),
+            PeerStreams(),
+            ttl_s=5.0,
+            dial=dial,
+            is_silent=is_silent,
+            offer=offer,
+        )
+        cut = {mirror.keyspace.endpoint(ZONE, f"broker-{name}") for name in unreached}
+        (before,) = mirror.keyspace.assignments("b/journal")
+        mirror.put(dict([mirror.assignment("b/journal", "broker-a", 1)]), delete=[moved[0]])
+        rebuilder.lost(before)
+        assert rebuilder._doubt is None  # it is only in another slot
+        (before,) = mirror.keyspace.assignments("a/journal")
+        mirror.put({}, delete=[lost[0]])
+        for _ in range(2):
+            rebuilder.lost(before)
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert offers == [False] * withdraws
+        assert len(dialled) == (0 if primaries else 3)
+        await rebuilder.aclose()
 
     run(scenario())
 
