@@ -503,7 +503,7 @@ def test_without_keys_the_oldest_of_many_incomplete_requests_are_refused(monkeyp
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-@pytest.mark.parametrize("sent_bytes", [None, -1])
+@pytest.mark.parametrize("sent_bytes", [None, -9])
 def test_a_path_that_is_no_utf8_ends_its_connection_only(is_known, sent_bytes, caplog):
     """grpc.aio accepts no call of any client after it."""
     token = raw_grpc.literal(b"authorization", authorization()[0][1].encode()) if is_known else b""
@@ -521,7 +521,7 @@ def test_a_path_that_is_no_utf8_ends_its_connection_only(is_known, sent_bytes, c
             writer.write(raw_grpc.half_message(1, 0, b"") if is_known else b"")
             writer.write(raw_grpc.frame(0, 1, 1))
             await asyncio.wait_for(raw_grpc.ended_stream(reader), 5)
-            writer.write(raw_grpc.frame(1, 4, 3, raw_grpc.fields(bad))[:sent_bytes])
+            writer.write(raw_grpc.frame(1, 4, 3, raw_grpc.fields(bad) + b"\x82" * 9)[:sent_bytes])
             if sent_bytes is None:
                 with contextlib.suppress(ConnectionResetError):
                     await asyncio.wait_for(reader.read(), 5)
