@@ -29,8 +29,9 @@ class Action(enum.Enum):
     REPLACE = enum.auto()
     """The replica leaves the journal, and a substitute takes its slot, unless there are enough."""
     HAND_OVER = enum.auto()
-    """Another replica becomes the primary, and a substitute, which it may reach, takes our place,
-    unless there are enough: we reach no replica, and waited for one for the whole bound."""
+    """Another replica, which is synchronized, becomes the primary, and a substitute, which it may
+    reach, takes our place, unless there are enough: we reach no replica, and waited for one for the
+    whole bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +98,11 @@ def decide(
     needed = min(len(peers), desired - 1)
     if len(unreached_peers) == len(peers) and len(reached) < needed:
         living = [each for each in candidates if (each.zone, each.suffix) not in silent]
-        successors = [peer for peer in peers if (peer.zone, peer.suffix) not in silent]
+        # A peer that has not been synchronized with us since it joined has nothing of the journal.
+        synchronized = [peer for peer in peers if peer.raw == primary.raw]
+        successors = [p for p in synchronized if (p.zone, p.suffix) not in silent]
         if successors and (living or len(assignments) > desired):
-            # Preferably one that was synchronized last, and was heard later.
-            peer = min(successors, key=lambda p: (p.raw != primary.raw, p in lost, p.slot))
+            peer = min(successors, key=lambda p: (p in lost, p.slot))  # preferably heard later
             has_surplus = len(assignments) > desired
             substitute = None if has_surplus else _best(living, assignments, primary)
             return Decision(Action.HAND_OVER, peer, substitute)

@@ -137,13 +137,20 @@ def test_nothing_is_handed_over_to_the_dead(silent, count):
         assert found.action is Action.NOTHING
 
 
-def test_a_replica_that_was_synchronized_last_becomes_the_primary():
+@pytest.mark.parametrize("joined", subsets((1, 2)))
+def test_only_a_replica_that_is_synchronized_becomes_the_primary(joined):
+    """One that joined lately has nothing of the journal, and may know where others continue it."""
     assignments = [assignment(f"peer-{slot}", slot) for slot in range(3)]
-    assignments[1] = dataclasses.replace(assignments[1], raw=b"")  # it joined lately
+    for slot in joined:
+        assignments[slot] = dataclasses.replace(assignments[slot], raw=b"")
     everyone = {("z0", "peer-1"), ("z0", "peer-2")}
     spare = [Candidate("z1", "spare", 0, is_reached=False)]
     found = decide(assignments, assignments[0], everyone, spare, desired=3)
-    assert found.peer is assignments[2]
+    synchronized = [slot for slot in (1, 2) if slot not in joined]
+    if synchronized:
+        assert (found.action, found.peer) == (Action.HAND_OVER, assignments[synchronized[0]])
+    else:
+        assert found.action is Action.NOTHING
 
 
 def test_the_least_loaded_takes_the_place_where_two_zones_remain():
