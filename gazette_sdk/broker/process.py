@@ -315,6 +315,7 @@ class Broker:
             self.keyspace,
             local_id=self._id,
             lease=self._membership.lease,
+            life=self._membership.life,
             ttl_s=config.lease_ttl_s,
             answer_timeout_s=config.answer_timeout_s or config.lease_ttl_s / 2,
             allocation=JournalAllocation(config.max_replication),

@@ -14,7 +14,7 @@ In reading order:
 * :mod:`~gazette_sdk.cluster.etcd_endpoints`, :mod:`~gazette_sdk.cluster.etcd_connections`: the
   members of Etcd, and the connection in use,
 * :mod:`~gazette_sdk.cluster.lease_renewal`, :mod:`~gazette_sdk.cluster.etcd_lease`: when a lease is
-  renewed, and over which connection,
+  renewed, on which thread, and over which connection,
 * :mod:`~gazette_sdk.cluster.keyspace`: the mirror of a prefix,
 * :mod:`~gazette_sdk.cluster.keys`, :mod:`~gazette_sdk.cluster.item_keyspace`: items, members and
   assignments; their keys, their mirror and its look-ups,

@@ -27,14 +27,16 @@ from gazette_sdk.cluster.etcd_binary import MINIMUM_VERSION, parse_version
 from gazette_sdk.cluster.etcd_channel import (
     EtcdNoLeaderError,
     EtcdTokenError,
+    ThreadChannel,
     error_of_status,
     error_of_text,
     is_of_connection,
     open_channel,
+    open_thread_channel,
 )
 from gazette_sdk.cluster.etcd_connections import REQUIRE_LEADER, Connection, Connections
 from gazette_sdk.cluster.etcd_endpoints import Endpoints, split_addresses
-from gazette_sdk.cluster.etcd_lease import keep_alive
+from gazette_sdk.cluster.etcd_lease import LeaseLife, keep_alive, run_beside
 from gazette_sdk.cluster.etcd_messages import (
     Compare,
     Delete,
@@ -99,7 +101,12 @@ class Etcd:
         version: version of the server that answered :meth:`connect`.
     """
 
-    def __init__(self, connections: Connections, address: str) -> None:
+    def __init__(
+        self,
+        connections: Connections,
+        address: str,
+        open_beside: Callable[[str], ThreadChannel],
+    ) -> None:
         self.address = address
         self.version: tuple[int, ...] = (0,)
         self._connections = connections
@@ -110,6 +117,8 @@ class Etcd:
         self._credentials: tuple[str, str] | None = None
         self._token = ""
         self._closed = False
+        self._open_beside = open_beside
+        self._renewals: set[asyncio.Task[None]] = set()
 
     @classmethod
     async def connect(
@@ -151,11 +160,13 @@ class Etcd:
             cert_key_file=cert_key_file,
             trusted_ca_file=trusted_ca_file,
         )
+        open_beside = functools.partial(open_thread_channel, **open_with.keywords)
         addresses = split_addresses(address)
         for each in addresses:  # a bad address, or a missing file, is reported before it is used
             await open_with(each).close()
         endpoints = Endpoints(addresses)
-        client = cls(Connections(endpoints, open_with, answer_timeout_s=answer_timeout_s), address)
+        connections = Connections(endpoints, open_with, answer_timeout_s=answer_timeout_s)
+        client = cls(connections, address, open_beside)
         client._credentials = (user, password) if user else None
         try:
             await client._check_version(dial_timeout_s)
@@ -171,8 +182,12 @@ class Etcd:
         return self._connections.cluster_id
 
     async def aclose(self) -> None:
-        """Close the connections. Running calls end with an error."""
+        """Close the connections. Running calls and renewals end with an error."""
         self._closed = True
+        for renewal in self._renewals:
+            renewal.cancel()
+        if self._renewals:
+            await asyncio.wait(self._renewals)
         await self._connections.aclose()
 
     async def range(
@@ -271,37 +286,67 @@ class Etcd:
         return remaining
 
     async def keep_alive(
-        self, lease: int, ttl_s: float, *, granted_at: float | None = None
+        self,
+        lease: int,
+        ttl_s: float,
+        *,
+        granted_at: float | None = None,
+        life: LeaseLife | None = None,
     ) -> None:
         """Renew ``lease`` every third of its ``ttl_s``, until cancelled.
 
-        Broken connections are replaced for as long as the lease can still be alive. The schedule is
-        that of :mod:`~gazette_sdk.cluster.lease_renewal`.
+        It is renewed on a thread and a connection of its own, so that no work of this event loop
+        delays it. Broken connections are replaced for as long as the lease can still be alive. The
+        schedule, and the end of a lease whose loop is stuck, are those of
+        :mod:`~gazette_sdk.cluster.lease_renewal`.
 
         Args:
             lease: its id.
             ttl_s: its time to live.
             granted_at: loop time at which its grant was requested; by default now.
+            life: gets the time until which the lease is alive.
 
         Raises:
             LeaseLostError: it ran out, or was revoked.
+            ClosedError: this client was closed.
         """
-        await keep_alive(self._connections, self._renew, lease, ttl_s, granted_at)
+        self._check_open()
+        begun_at = asyncio.get_running_loop().time() if granted_at is None else granted_at
+        known = LeaseLife() if life is None else life
+        known.alive_until = begun_at + ttl_s
+        # A dial that waits for a silent member ends before the next renewal is due.
+        connections = self._connections.beside(self._open_beside, answer_max_s=ttl_s / 3)
+        beside = Etcd(connections, self.address, self._open_beside)
+        beside._credentials = self._credentials
+
+        async def work() -> None:
+            async with contextlib.aclosing(beside):
+                await keep_alive(
+                    connections, beside._renew, lease, ttl_s, granted_at=begun_at, life=known
+                )
+
+        renewal = asyncio.ensure_future(run_beside(work(), known, sign_s=ttl_s / 10))
+        self._renewals.add(renewal)
+        try:
+            await asyncio.wait([renewal])
+            self._check_open()
+            renewal.result()
+        finally:
+            renewal.cancel()
+            await asyncio.wait([renewal])
+            self._renewals.discard(renewal)
 
     async def _renew(self, connection: Connection, lease: int, timeout_s: float) -> float:
         """Renew a lease over one connection, and return its new time to live."""
         metadata = await self._authenticate(connection)
         with self._errors("keep-alive", connection):
-            call = connection.lease.LeaseKeepAlive(
-                metadata=(REQUIRE_LEADER, *metadata), timeout=timeout_s
+            call = connection.renew(
+                rpc.LeaseKeepAliveRequest(ID=lease),
+                metadata=(REQUIRE_LEADER, *metadata),
+                timeout=timeout_s,
             )
             with connection.running(call):
-                await connection.step(call.write(rpc.LeaseKeepAliveRequest(ID=lease)))
-                response = await connection.step(call.read())
-        if response is grpc.aio.EOF:
-            raise EtcdUnavailableError(
-                f"Etcd ended the stream that renews lease {lease:x}: check that it runs"
-            )
+                response = await call
         connection.note(response.header)
         if response.TTL <= 0:
             raise LeaseLostError(

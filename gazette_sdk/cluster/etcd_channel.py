@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
@@ -20,10 +24,12 @@ __all__ = [
     "EtcdNoLeaderError",
     "EtcdNotReachedError",
     "EtcdTokenError",
+    "ThreadChannel",
     "error_of_status",
     "error_of_text",
     "is_of_connection",
     "open_channel",
+    "open_thread_channel",
 ]
 
 KEEPALIVE_LEAST_S = 5.5
@@ -57,6 +63,63 @@ class EtcdTokenError(EtcdUnavailableError):
 _TOKEN_ERRORS = ("invalid auth token", "revision of auth store is old")
 
 
+class ThreadChannel:
+    """Channel whose calls gRPC's own threads carry, for any event loop.
+
+    grpc.aio serves one event loop of a process reliably, and another one renews leases. Of the
+    interface of ``grpc.aio.Channel`` this has what renewals need: calls of one request and one
+    response.
+
+    Args:
+        channel: the blocking channel.
+    """
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._channel = channel
+        self._state = grpc.ChannelConnectivity.IDLE
+
+    def get_state(self) -> grpc.ChannelConnectivity:
+        """Return READY while it is connected, as far as its calls have shown."""
+        return self._state
+
+    def unary_unary(self, path: str, **codecs: Any) -> Callable[..., asyncio.Task[Any]]:
+        """Return a function that makes a call on the running loop."""
+        method = self._channel.unary_unary(path, **codecs)
+
+        def call(request: Any, **options: Any) -> asyncio.Task[Any]:
+            work = self._call(method, request, options)
+            return asyncio.get_running_loop().create_task(work)
+
+        return call
+
+    async def _call(self, method: Any, request: Any, options: dict[str, Any]) -> Any:
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+
+        def report(_: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the call was cancelled
+                loop.call_soon_threadsafe(ended.set)
+
+        answer = method.future(request, **options)
+        answer.add_done_callback(report)
+        try:
+            await ended.wait()
+        finally:
+            answer.cancel()
+        code, details = answer.code(), answer.details() or ""
+        if code is grpc.StatusCode.OK:
+            self._state = grpc.ChannelConnectivity.READY
+            return answer.result()
+        if is_of_connection(code, details):
+            self._state = grpc.ChannelConnectivity.TRANSIENT_FAILURE
+        nothing = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(code, nothing, nothing, details=details)
+
+    async def close(self) -> None:
+        """Close the channel, and end its calls."""
+        self._channel.close()
+
+
 def open_channel(
     address: str,
     *,
@@ -79,7 +142,32 @@ def open_channel(
         ConfigurationError: the address or a file can not be used.
     """
     target, is_tls = _dial_target(address)
-    options = [
+    options = _options(answer_timeout_s)
+    if is_tls:
+        credentials = _credentials(cert_file, cert_key_file, trusted_ca_file)
+        return grpc.aio.secure_channel(target, credentials, options)
+    return grpc.aio.insecure_channel(target, options)
+
+
+def open_thread_channel(
+    address: str,
+    *,
+    answer_timeout_s: float,
+    cert_file: Path | str | None = None,
+    cert_key_file: Path | str | None = None,
+    trusted_ca_file: Path | str | None = None,
+) -> ThreadChannel:
+    """Return the same for any event loop, as :func:`open_channel` does."""
+    target, is_tls = _dial_target(address)
+    options = _options(answer_timeout_s)
+    if is_tls:
+        credentials = _credentials(cert_file, cert_key_file, trusted_ca_file)
+        return ThreadChannel(grpc.secure_channel(target, credentials, options))
+    return ThreadChannel(grpc.insecure_channel(target, options))
+
+
+def _options(answer_timeout_s: float) -> list[tuple[str, int]]:
+    return [
         ("grpc.max_receive_message_length", -1),
         ("grpc.max_send_message_length", -1),
         ("grpc.keepalive_time_ms", int(max(KEEPALIVE_LEAST_S, 3 * answer_timeout_s) * 1000)),
@@ -92,10 +180,6 @@ def open_channel(
         # Each client has its own connection, so that they break independently.
         ("grpc.use_local_subchannel_pool", 1),
     ]
-    if is_tls:
-        credentials = _credentials(cert_file, cert_key_file, trusted_ca_file)
-        return grpc.aio.secure_channel(target, credentials, options)
-    return grpc.aio.insecure_channel(target, options)
 
 
 def _dial_target(address: str) -> tuple[str, bool]:

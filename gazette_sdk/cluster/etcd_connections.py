@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from gazette_sdk.cluster._etcd3 import rpc, stubs
 from gazette_sdk.cluster.etcd_channel import (
     EtcdNoLeaderError,
     EtcdNotReachedError,
+    ThreadChannel,
     error_of_status,
 )
 from gazette_sdk.cluster.etcd_endpoints import Endpoints
@@ -45,7 +47,7 @@ LATE_ANSWER_S = 0.05
 """Time for the answers of calls that the former leader decided."""
 
 MEMBERS_PERIOD_S = 10.0
-"""Period of reading the member list."""
+"""Longest period of reading the member list, which shows that the member in use answers."""
 
 REQUIRE_LEADER = ("hasleader", "true")
 """Metadata of a call that a member without a leader refuses at once, before it does anything."""
@@ -56,6 +58,11 @@ _LINEARIZABLE = b"\x08\x01"
 _log = logging.getLogger(__name__)
 
 CallT = TypeVar("CallT", bound=grpc.aio.Call)
+
+
+def _stub(name: str) -> functools.cached_property[Any]:
+    """Return an attribute of a connection: the stub of a service."""
+    return functools.cached_property(lambda self: getattr(stubs, name)(self._channel))
 
 
 class Connection:
@@ -70,7 +77,7 @@ class Connection:
         probe: checks the member while there are such calls.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
+    def __init__(self, channel: grpc.aio.Channel | ThreadChannel, address: str) -> None:
         self.address = address
         self.member_id = 0
         self.cluster_id = 0
@@ -78,16 +85,31 @@ class Connection:
         self.is_closed = False
         self.slow_calls: set[object] = set()
         self.probe: asyncio.Task[None] | None = None
-        self.kv = stubs.KVStub(channel)
-        self.lease = stubs.LeaseStub(channel)
-        self.watch = stubs.WatchStub(channel)
-        self.maintenance = stubs.MaintenanceStub(channel)
-        self.auth = stubs.AuthStub(channel)
-        self.cluster = stubs.ClusterStub(channel)
         self._channel = channel
         self._calls: dict[grpc.aio.Call, int] = {}
         self._steps: set[asyncio.Future[Any]] = set()
         self._closing: asyncio.Task[None] | None = None
+
+    # The stubs are made at their first use: a ThreadChannel has no streams.
+    kv = _stub("KVStub")
+    lease = _stub("LeaseStub")
+    watch = _stub("WatchStub")
+    maintenance = _stub("MaintenanceStub")
+    auth = _stub("AuthStub")
+    cluster = _stub("ClusterStub")
+
+    @functools.cached_property
+    def renew(self) -> Callable[..., grpc.aio.Call]:
+        """Call that renews a lease once.
+
+        The method is a stream, of which this sends one request and its end. Etcd sends one response
+        and the status, as for a call without streams.
+        """
+        return self._channel.unary_unary(
+            "/etcdserverpb.Lease/LeaseKeepAlive",
+            request_serializer=rpc.LeaseKeepAliveRequest.SerializeToString,
+            response_deserializer=rpc.LeaseKeepAliveResponse.FromString,
+        )
 
     @property
     def is_ready(self) -> bool:
@@ -159,7 +181,7 @@ class Connections:
     def __init__(
         self,
         endpoints: Endpoints,
-        open_channel: Callable[[str], grpc.aio.Channel],
+        open_channel: Callable[[str], grpc.aio.Channel | ThreadChannel],
         *,
         answer_timeout_s: float,
     ) -> None:
@@ -174,6 +196,20 @@ class Connections:
         self._members: asyncio.Task[None] | None = None
         self._failed_rounds = 0
         self._is_closed = False
+
+    def beside(
+        self, open_channel: Callable[[str], ThreadChannel], *, answer_max_s: float
+    ) -> Connections:
+        """Return other connections to the same cluster, for another event loop.
+
+        Args:
+            open_channel: returns a channel to an address.
+            answer_max_s: longest time until a live member answers, if it is shorter than here.
+        """
+        timeout_s = min(self._answer_timeout_s, answer_max_s)
+        beside = Connections(self.endpoints.copy(), open_channel, answer_timeout_s=timeout_s)
+        beside.cluster_id = self.cluster_id
+        return beside
 
     async def aclose(self) -> None:
         """Close all connections. Running calls end with an error."""
@@ -418,12 +454,14 @@ class Connections:
                     if not warned:
                         _log.warning("the address %s is of no use: %s", address, error)
                     warned = True
-            await asyncio.sleep(MEMBERS_PERIOD_S)
+            await asyncio.sleep(min(MEMBERS_PERIOD_S, self._answer_timeout_s))
             connection = self._current
             if connection is not None and connection.is_ready:
                 try:
                     await self._read_members(connection)
-                except EtcdError as error:  # calls leave a member that does not answer
+                except (EtcdNoLeaderError, EtcdNotReachedError) as error:
+                    self.fail(connection, str(error))  # a watch may be all that runs over it
+                except EtcdError as error:
                     _log.debug("the member list of Etcd was not read: %s", error)
 
     # -------------------------------------------------------------- slow calls

@@ -46,6 +46,14 @@ class Endpoints:
         self._members: dict[int, tuple[str, ...]] = {}
         self._failed: dict[str, None] = {}
 
+    def copy(self) -> Endpoints:
+        """Return the same addresses, with what is known of them now."""
+        copy = Endpoints(self.configured)
+        copy._member_of = dict(self._member_of)
+        copy._members = dict(self._members)
+        copy._failed = dict(self._failed)
+        return copy
+
     @property
     def unknown(self) -> list[str]:
         """Configured addresses of which it is not known yet which member they lead to."""

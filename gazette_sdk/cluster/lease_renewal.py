@@ -10,16 +10,35 @@ Rules:
   answered. Etcd counts from the receipt, so it never deletes the keys before.
 * A process that was paused beyond that time has not read the answers that arrived meanwhile. It
   waits for them, and for that of one more renewal, for a short time. Then the lease is lost.
+* The lease belongs to an event loop, its owner, and is renewed on a thread beside it. No renewal is
+  sent while the owner's last sign of life is too old: the lease of a loop that is stuck ends.
 
-:func:`step` is the table. The driver is :meth:`gazette_sdk.cluster.etcd.Etcd.keep_alive`.
+:func:`step` is the table. The driver is :func:`gazette_sdk.cluster.etcd_lease.keep_alive`.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, replace
 
-__all__ = ["Answered", "Effect", "Ended", "Failed", "Input", "Renewal", "Tick", "begin", "step"]
+__all__ = [
+    "OWNER_SILENT_TTLS",
+    "Answered",
+    "Effect",
+    "Ended",
+    "Failed",
+    "Input",
+    "Renewal",
+    "Tick",
+    "begin",
+    "step",
+]
+
+OWNER_SILENT_TTLS = 2
+"""Longest time since the owner's last sign of life after which a renewal is sent, in times to live
+of the lease. An event loop that answers no request for that long does not work, but is stuck. Other
+members take over after one more time to live at most."""
 
 RETRY_S = 0.5
 """Longest pause between a failed renewal and the next one."""
@@ -46,7 +65,7 @@ class Effect(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """State of the renewals of one lease. All times are of the event loop, in seconds.
+    """State of the renewals of one lease. All times are of event loops, in seconds.
 
     Attributes:
         ttl_s: time to live of the lease.
@@ -74,7 +93,13 @@ class Renewal:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The time :attr:`Renewal.wake_at` has come, or a tick was due for another reason."""
+    """The time :attr:`Renewal.wake_at` has come, or a tick was due for another reason.
+
+    Attributes:
+        owner_at: time of the owner's last sign of life. By default it is always alive.
+    """
+
+    owner_at: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,20 +152,31 @@ def step(state: Renewal, happened: Input, now: float) -> tuple[Renewal, Effect]:
         case Failed(sent_at):
             if sent_at < state.sent_at or not state.is_pending:
                 return state, Effect.WAIT  # a later one is on its way, or was answered
-            retry_at = now + min(RETRY_S, state.ttl_s / 10)
-            return replace(state, next_at=min(state.next_at, retry_at)), Effect.WAIT
-        case Tick():
-            return _tick(state, now)
+            next_at = min(state.next_at, _retry_at(state, now))
+            return replace(state, next_at=next_at), Effect.WAIT
+        case Tick(owner_at):
+            return _tick(state, owner_at + OWNER_SILENT_TTLS * state.ttl_s, now)
 
 
-def _tick(state: Renewal, now: float) -> tuple[Renewal, Effect]:
+def _tick(state: Renewal, owner_until: float, now: float) -> tuple[Renewal, Effect]:
     if now < state.alive_until:
-        return _send(state, now) if now >= state.next_at else (state, Effect.WAIT)
+        if now < state.next_at:
+            return state, Effect.WAIT
+        if now >= owner_until:
+            # It may be alive again before the lease has ended.
+            return replace(state, next_at=_retry_at(state, now)), Effect.WAIT
+        return _send(state, now)
     if state.pending_until is not None:
         return state, Effect.WAIT if now < state.pending_until else Effect.LOST
-    if now - state.alive_until <= PAUSED_S:
+    # After a pause of the process its owner had no time for a sign of life, so only an older
+    # silence counts.
+    if now - state.alive_until <= PAUSED_S or state.alive_until >= owner_until:
         return state, Effect.LOST
     return _send(replace(state, pending_until=now + max(PENDING_ANSWERS_S, state.ttl_s / 10)), now)
+
+
+def _retry_at(state: Renewal, now: float) -> float:
+    return now + min(RETRY_S, state.ttl_s / 10)
 
 
 def _send(state: Renewal, now: float) -> tuple[Renewal, Effect]:

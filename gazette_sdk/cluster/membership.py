@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from gazette_sdk.cluster.etcd import Compare, Etcd, Get, Put, TxnResult
+from gazette_sdk.cluster.etcd_lease import LeaseLife
 from gazette_sdk.errors import EtcdError, EtcdUnavailableError, GazetteError, LeaseLostError
 from gazette_sdk.outage import Outage
 
@@ -76,6 +77,7 @@ class Membership:
     Attributes:
         lost: done when the lease is lost, with LeaseLostError as its exception: the process must
             end. Not done while the lease is alive, cancelled after :meth:`revoke`.
+        life: time until which the lease is alive by the answers of Etcd.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Membership:
         retry_s: float = ANNOUNCE_RETRY_S,
     ) -> None:
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.life = LeaseLife()
         self._etcd = etcd
         self._key = key
         self._ttl_s = ttl_s
@@ -273,7 +276,9 @@ class Membership:
 
     async def _renew(self, requested_at: float) -> None:
         try:
-            await self._etcd.keep_alive(self._lease, self._ttl_s, granted_at=requested_at)
+            await self._etcd.keep_alive(
+                self._lease, self._ttl_s, granted_at=requested_at, life=self.life
+            )
         except GazetteError as error:
             self._set_lost(error)
         except Exception as error:  # noqa: BLE001 -- the boundary of this task

@@ -16,6 +16,8 @@ and routed transport. These shells cannot run on the virtual clock, and are repl
   stream wire, gRPC's channels): the kernel and gRPC's threads wait in real time. `wire` carries the
   calls of a transport to service objects, `etcd_channel` those of the Etcd client to `etcd_model`.
 - threads (executors, health checks): `threads` runs their work on the loop, after a virtual delay.
+- the thread that renews a lease: `etcd_channel` runs its coroutine on the loop, over connections of
+  its own as in the product. A loop that is stuck while its thread runs is left to tests of threads.
 - stores over a network: `store` is one in memory, which fails, lags and heals.
 
 In reading order: `loop` (clock, nodes, kills, pauses), `threads`, `network`, `etcd_model`,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import grpc
@@ -293,7 +293,7 @@ class SimulatedChannel:
 
 
 class _Stream:
-    """Stream of renewals, or of a watch."""
+    """Stream of a watch."""
 
     def __init__(self, name: str, channel: SimulatedChannel, timeout_s: float | None) -> None:
         self._name = name
@@ -363,6 +363,12 @@ def use_channels(network: Network) -> None:
         return SimulatedChannel(network, node.name if node is not None else "client")
 
     etcd.open_channel = open_channel  # type: ignore[assignment]
+    etcd.open_thread_channel = open_channel  # type: ignore[assignment]
+    etcd.run_beside = _run_on_the_loop  # type: ignore[assignment]
+
+
+async def _run_on_the_loop(work: Coroutine[Any, Any, None], *_: Any, **__: Any) -> None:
+    await work
 
 
 def _error(code: grpc.StatusCode, text: str) -> grpc.aio.AioRpcError:

@@ -10,6 +10,7 @@ from gazette_sdk.broker.failover.rebuilder import Rebuilder
 from gazette_sdk.broker.replication.peer_streams import PeerStreams
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalAllocation
 from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_lease import LeaseLife
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry
 from gazette_sdk.cluster.verification.probe import dial
 from gazette_sdk.cluster.verification.verifier import Verifier
@@ -45,6 +46,7 @@ class Failover:
         *,
         local_id: pb.ProcessSpec.ID,
         lease: int,
+        life: LeaseLife,
         ttl_s: float,
         answer_timeout_s: float,
         allocation: JournalAllocation,
@@ -52,7 +54,7 @@ class Failover:
     ) -> None:
         self.streams = streams = PeerStreams(answer_timeout_s, self._stream_broke)
         self.hand_over_s = answer_timeout_s / 5
-        self._guard = PauseGuard(etcd, lease, ttl_s)
+        self._guard = PauseGuard(etcd, lease, life, ttl_s)
         self.known_lease = self._guard.known
         self._verifier = Verifier(
             etcd, keyspace, local_id, lease, dial=dial, kind="broker", on_left=self._left

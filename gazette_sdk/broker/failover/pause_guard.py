@@ -11,6 +11,9 @@ costs one look-up of the lease.
 
 A broker that knows that its lease is lost may serve for some time yet: it stops, or was asked to
 leave and waits for Etcd. It acknowledges nothing from then on.
+
+The lease is renewed on another thread than this loop's. So the time until which it is alive by
+Etcd's answers ends the knowledge, too: a loop that runs is no sign of renewals.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import math
 import time
 
 from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_lease import LeaseLife
 from gazette_sdk.errors import EtcdError, UnavailableError
 
 __all__ = ["KnownLease", "PauseGuard", "boot_s"]
@@ -39,10 +43,12 @@ class KnownLease:
     Args:
         pause_max_s: longest time without :meth:`ran` after which the lease is alive, unless Etcd
             ends it early. By default it is alive for ever.
+        life: the same by the renewals. By default it is alive for ever.
     """
 
-    def __init__(self, pause_max_s: float = math.inf) -> None:
+    def __init__(self, pause_max_s: float = math.inf, life: LeaseLife | None = None) -> None:
         self._pause_max_s = self._alive_s = pause_max_s
+        self._life = LeaseLife() if life is None else life
         self.ran()
 
     def ran(self) -> None:
@@ -56,7 +62,7 @@ class KnownLease:
     @property
     def is_alive(self) -> bool:
         """True if the lease is alive. False if it may have ended."""
-        return self._ran_within(self._alive_s)
+        return self._ran_within(self._alive_s) and self._is_renewed
 
     @property
     def was_paused(self) -> bool:
@@ -70,7 +76,13 @@ class KnownLease:
         reason = "was stopped for longer than its lease may last"
         if self._alive_s < 0:
             reason = "has lost its lease, and stops"
+        elif not self._is_renewed:
+            reason = "has not renewed its lease in time"
         return UnavailableError(f"this broker {reason}; try again", journal=journal)
+
+    @property
+    def _is_renewed(self) -> bool:
+        return time.monotonic() < self._life.alive_until
 
     def _ran_within(self, most_s: float) -> bool:
         return boot_s() - self._boot_s <= most_s and time.time() - self._wall_s <= most_s
@@ -85,17 +97,18 @@ class PauseGuard:
     Args:
         etcd: the client.
         lease: id of this broker's lease.
+        life: its end by the renewals.
         ttl_s: its time to live.
 
     Attributes:
         known: knowledge about the lease.
     """
 
-    def __init__(self, etcd: Etcd, lease: int, ttl_s: float) -> None:
+    def __init__(self, etcd: Etcd, lease: int, life: LeaseLife, ttl_s: float) -> None:
         self._etcd = etcd
         self._lease = lease
         self._period_s = ttl_s / 20
-        self.known = KnownLease(ttl_s / 2)
+        self.known = KnownLease(ttl_s / 2, life)
 
     async def run(self) -> None:
         """Tick until cancelled."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from itertools import product
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -196,6 +197,24 @@ def suspended(monkeypatch):
     """Let time pass, of which event loops do not know."""
     real = pause_guard.boot_s
     monkeypatch.setattr(pause_guard, "boot_s", lambda: real() + 1000)
+
+
+def test_a_broker_whose_loop_was_blocked_for_longer_than_its_lease_goes_on(etcd, tmp_path):
+    async def scenario():
+        async with HandCluster(etcd, tmp_path) as cluster:
+            client = await cluster.start(STALE, lease_ttl_s=2)
+            await client.apply(journal_spec(JOURNAL, replication=1))
+            await cluster.assign(JOURNAL, STALE)
+            await appended(client, b"old")
+            broker = cluster.brokers[STALE]
+            lease = broker.lease
+            time.sleep(3.7)  # noqa: ASYNC251 - blocks the loop
+            await until(lambda: broker._failover.known_lease.is_alive)  # it was looked up
+            await appended(client, b"new")
+            assert await cluster.etcd.leases() == [lease]
+            assert not broker.ended.done()
+
+    run(scenario())
 
 
 @pytest.mark.parametrize("peers", [(), (SUCCESSOR,)])

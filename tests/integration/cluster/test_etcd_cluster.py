@@ -203,6 +203,24 @@ def test_an_idle_client_leaves_a_member_that_does_not_renew_its_lease(etcd_clust
     run(scenario(), timeout_s=90)
 
 
+def test_a_blocked_loop_keeps_its_lease_when_the_member_that_renews_it_stops(etcd_cluster):
+    async def scenario():
+        leader = await leader_of(etcd_cluster)
+        victim = next(m for m in etcd_cluster.servers if m is not leader)
+        client = await connected_to(etcd_cluster, victim)
+        async with aclosing(client), Membership(client, b"/root/members/a#b", ttl_s=3) as member:
+            await member.announce(pb.BrokerSpec(journal_limit=1))
+            os.kill(victim.pid, signal.SIGSTOP)
+            try:
+                time.sleep(5)  # noqa: ASYNC251 - blocks the loop
+                assert member.life.alive_until > time.monotonic()
+                assert not member.lost.done()
+            finally:
+                os.kill(victim.pid, signal.SIGCONT)
+
+    run(scenario(), timeout_s=90)
+
+
 def test_without_a_majority_calls_fail_in_time_and_go_on_with_it(etcd_cluster):
     async def scenario():
         first, second, third = etcd_cluster.servers

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+import time
+from contextlib import aclosing
 from urllib.parse import urlsplit
 
 import pytest
@@ -190,6 +193,33 @@ def test_the_loss_of_the_lease_is_told(etcd):
                 await within(asyncio.shield(membership.lost), timeout_s=3)
             with pytest.raises(LeaseLostError):
                 await membership.announce(spec())
+
+    run(scenario())
+
+
+def test_a_loop_that_is_blocked_for_longer_than_its_lease_keeps_it(etcd):
+    async def scenario():
+        async with etcd.client() as client, Membership(client, KEY, ttl_s=2) as membership:
+            revision = await membership.announce(spec(1))
+            time.sleep(3.7)  # noqa: ASYNC251 - blocks the loop, for less than the bound of 4 s
+            assert membership.life.alive_until > time.monotonic()
+            assert await announced(client) == [(spec(1), membership.lease, revision)]
+            assert not membership.lost.done()
+
+    run(scenario())
+    assert "gazette-lease" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_loop_that_is_stuck_loses_its_lease(etcd):
+    async def scenario():
+        async with etcd.client() as client, Membership(client, KEY, ttl_s=1) as membership:
+            revision = await membership.announce(spec(1))
+            time.sleep(3.3)  # noqa: ASYNC251 - twice its time to live, and once more
+            assert membership.life.alive_until < time.monotonic()
+            with pytest.raises(LeaseLostError, match="no sign of life"):
+                await within(asyncio.shield(membership.lost), timeout_s=3)
+            async with aclosing(client.watch(KEY, revision + 1)) as batches:
+                assert (await within(anext(batches))).events[0].is_delete
 
     run(scenario())
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette_sdk.cluster.lease_renewal import (
+    OWNER_SILENT_TTLS,
     PAUSED_S,
     Answered,
     Effect,
@@ -29,6 +30,8 @@ STATES = {
 }
 
 LATE = 106 + 2 * PAUSED_S
+SILENT_AT = 102 - OWNER_SILENT_TTLS * TTL_S
+"""Time of the owner's last sign of life of which a renewal at 102 is the first that is not sent."""
 
 TABLE = [
     # state, input, time, effect, changes of the state
@@ -36,6 +39,31 @@ TABLE = [
     ("answered", Tick(), 102, Effect.SEND, {"sent_at": 102, "next_at": 104, "is_pending": True}),
     ("answered", Tick(), 105, Effect.SEND, {"sent_at": 105, "next_at": 107, "is_pending": True}),
     ("answered", Tick(), 106, Effect.LOST, {}),
+    # The owner is silent: the lease runs out, unless it is alive again before.
+    ("answered", Tick(SILENT_AT), 102, Effect.WAIT, {"next_at": 102.5}),
+    (
+        "answered",
+        Tick(SILENT_AT + 0.01),
+        102,
+        Effect.SEND,
+        {"sent_at": 102, "next_at": 104, "is_pending": True},
+    ),
+    ("unanswered", Tick(SILENT_AT), 104, Effect.WAIT, {"next_at": 104.5}),
+    ("answered", Tick(SILENT_AT), 106, Effect.LOST, {}),
+    ("answered", Tick(SILENT_AT), LATE, Effect.LOST, {}),
+    # It was alive until a pause of the process, in which it had no time for signs of life.
+    (
+        "answered",
+        Tick(105),
+        105 + 10 * TTL_S,
+        Effect.SEND,
+        {
+            "sent_at": 105 + 10 * TTL_S,
+            "next_at": 107 + 10 * TTL_S,
+            "is_pending": True,
+            "pending_until": pytest.approx(105.6 + 10 * TTL_S),
+        },
+    ),
     (
         "answered",
         Tick(),
@@ -197,3 +225,21 @@ def test_renewals_are_a_third_of_the_lease_apart_however_late_the_answers_are():
         if process.state.sent_at not in sent:
             sent.append(process.state.sent_at)
     assert [b - a for a, b in itertools.pairwise(sent)] == pytest.approx([2.0] * 9)
+
+
+@given(st.floats(0.0, 2.0))
+def test_the_lease_of_a_silent_owner_is_kept_for_the_bound_and_ends_a_lease_later(delay_s):
+    state, now, alive_until = begin(TTL_S, 0.0), 0.0, TTL_S
+    sent: list[float] = []
+    while True:
+        state, effect = step(state, Tick(0.0), now)  # its only sign of life
+        if effect is Effect.LOST:
+            break
+        if effect is Effect.SEND:
+            sent.append(now)
+            alive_until = now + TTL_S
+            state, _ = step(state, Answered(now, TTL_S), now + delay_s)
+        now = max(now + delay_s if effect is Effect.SEND else now, state.wake_at)
+    bound_s = OWNER_SILENT_TTLS * TTL_S
+    assert bound_s - TTL_S / 3 - delay_s <= sent[-1] < bound_s
+    assert alive_until <= now < bound_s + TTL_S + PAUSED_S

@@ -7,6 +7,7 @@ import pytest
 
 from gazette_sdk.broker.failover import pause_guard
 from gazette_sdk.broker.failover.pause_guard import PauseGuard
+from gazette_sdk.cluster.etcd_lease import LeaseLife
 from gazette_sdk.errors import EtcdUnavailableError
 from support.etcd import run
 from support.spools import until
@@ -43,7 +44,7 @@ def jump(request, monkeypatch):
 
 def test_a_process_that_runs_has_its_lease():
     async def scenario():
-        guard = PauseGuard(Leases(-1), 7, 100)
+        guard = PauseGuard(Leases(-1), 7, LeaseLife(), 100)
         assert guard.known.is_alive
         running = asyncio.ensure_future(guard.run())
         await asyncio.sleep(0)
@@ -57,7 +58,7 @@ def test_a_process_that_runs_has_its_lease():
 @pytest.mark.parametrize("answers", [[3], [EtcdUnavailableError("away"), 3]])
 def test_after_a_pause_the_lease_is_looked_up(jump, answers):
     async def scenario():
-        guard = PauseGuard(Leases(*answers), 7, 1.0)
+        guard = PauseGuard(Leases(*answers), 7, LeaseLife(), 1.0)
         jump(1.0)
         assert not guard.known.is_alive
         assert "stopped for longer" in str(guard.known.error("a/journal"))
@@ -72,7 +73,7 @@ def test_after_a_pause_the_lease_is_looked_up(jump, answers):
 
 def test_a_lease_that_has_ended_stays_so(jump):
     async def scenario():
-        guard = PauseGuard(Leases(-1), 7, 0.02)
+        guard = PauseGuard(Leases(-1), 7, LeaseLife(), 0.02)
         jump(1.0)
         running = asyncio.ensure_future(guard.run())
         for _ in range(10):
@@ -87,7 +88,7 @@ def test_a_lease_that_has_ended_stays_so(jump):
 
 def test_a_lease_that_is_renewed_no_more_acknowledges_nothing():
     async def scenario():
-        guard = PauseGuard(Leases(3), 7, 0.02)
+        guard = PauseGuard(Leases(3), 7, LeaseLife(), 0.02)
         guard.known.lost()
         running = asyncio.ensure_future(guard.run())
         for _ in range(10):
@@ -96,5 +97,19 @@ def test_a_lease_that_is_renewed_no_more_acknowledges_nothing():
         assert "has lost its lease" in str(guard.known.error("a/journal"))
         running.cancel()
         await asyncio.wait([running])
+
+    run(scenario())
+
+
+def test_a_loop_that_runs_does_not_know_its_lease_without_renewals():
+    async def scenario():
+        life = LeaseLife()
+        guard = PauseGuard(Leases(3), 7, life, 100)
+        life.alive_until = time.monotonic() - 0.001  # the thread that renews it is stuck
+        assert not guard.known.is_alive
+        assert "not renewed its lease" in str(guard.known.error("a/journal"))
+        assert await guard.has_lease()
+        life.alive_until = time.monotonic() + 100
+        assert guard.known.is_alive
 
     run(scenario())
