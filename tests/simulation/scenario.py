@@ -335,6 +335,9 @@ async def _check_fail_over(
         return
     host = faults.rng.choice(cluster.routes())[0]
     starts, node, begun_at = host.starts, host.node, loop.time()
+    member = pb.ProcessSpec.ID(zone=host.zone, suffix=host.name)
+    route = pb.Route(members=[member], endpoints=[endpoint_of(host.name)], primary=0)
+    lost = Target(route=route, member=member)
     what, bar_s = await faults.lose(host)
     if what.startswith("kill"):
         bar_s += ANSWER_CALLS * SLOW_MESSAGE * plan.latency_s
@@ -342,8 +345,13 @@ async def _check_fail_over(
     bar_s = min(bar_s, plan.settings.lease_ttl_s + 1.0) + SLOW_CALLS * plan.latency_s
 
     async def attempts(journal: str) -> None:
-        """Return when an append succeeds. Each attempt asks some broker for the route."""
-        tasks: set[asyncio.Task[str]] = set()
+        """Return when an append succeeds. Each attempt asks some broker for the route.
+
+        The first one goes to the broker that is lost: a primary notices a cut by the answer that an
+        append waits for. Others may all be relayed, by brokers that wait for it themselves.
+        """
+        first = asyncio.create_task(workload.append(client("probe"), journal, lost))
+        tasks: set[asyncio.Task[str]] = {first}
         try:
             while not any(task.done() and not task.result() for task in tasks):
                 tasks.add(asyncio.create_task(workload.append(client("probe"), journal)))
