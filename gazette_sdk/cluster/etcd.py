@@ -36,7 +36,7 @@ from gazette_sdk.cluster.etcd_channel import (
 )
 from gazette_sdk.cluster.etcd_connections import REQUIRE_LEADER, Connection, Connections
 from gazette_sdk.cluster.etcd_endpoints import Endpoints, split_addresses
-from gazette_sdk.cluster.etcd_lease import LeaseLife, keep_alive, run_beside
+from gazette_sdk.cluster.etcd_lease import LeaseLife, boot_s, keep_alive, run_beside
 from gazette_sdk.cluster.etcd_messages import (
     Compare,
     Delete,
@@ -303,7 +303,8 @@ class Etcd:
         Args:
             lease: its id.
             ttl_s: its time to live.
-            granted_at: loop time at which its grant was requested; by default now.
+            granted_at: time since boot (:func:`~gazette_sdk.cluster.etcd_lease.boot_s`) at which
+                its grant was requested; by default now.
             life: gets the time until which the lease is alive.
 
         Raises:
@@ -311,7 +312,7 @@ class Etcd:
             ClosedError: this client was closed.
         """
         self._check_open()
-        begun_at = asyncio.get_running_loop().time() if granted_at is None else granted_at
+        begun_at = boot_s() if granted_at is None else granted_at
         known = LeaseLife() if life is None else life
         known.alive_until = begun_at + ttl_s
         # A dial that waits for a silent member ends before the next renewal is due.

@@ -4,6 +4,9 @@
 renewal is a task of its own, so that a second one can go over another connection while the first
 has no answer. :func:`run_beside` gives it a thread with an event loop, so that no work of the
 client's loop delays a renewal; the thread sees if that loop is alive.
+
+Times are those of :func:`boot_s`: Etcd counts on while this machine is suspended, and the clock of
+an event loop does not.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import contextlib
 import logging
 import math
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -31,7 +35,7 @@ from gazette_sdk.cluster.lease_renewal import (
 from gazette_sdk.errors import ConfigurationError, EtcdError, LeaseLostError
 from gazette_sdk.outage import Outage
 
-__all__ = ["LeaseLife", "keep_alive", "run_beside"]
+__all__ = ["LeaseLife", "boot_s", "keep_alive", "run_beside"]
 
 STOP_S = 5.0
 """Longest wait for the end of the thread after its work was cancelled."""
@@ -39,16 +43,23 @@ STOP_S = 5.0
 Renew = Callable[[Connection, int, float], Awaitable[float]]
 """Renews a lease over a connection within a time, and returns its new time to live."""
 
+_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
 _log = logging.getLogger(__name__)
+
+
+def boot_s() -> float:
+    """Return seconds since boot, with those of suspensions where the system counts them."""
+    return time.clock_gettime(_BOOT_CLOCK)
 
 
 class LeaseLife:
     """Knowledge that the owner of a lease and the thread that renews it have of each other.
 
     Attributes:
-        owner_at: loop time of the last sign of life of the owner, which is an event loop. Of one
-            that renews the lease itself it is always now.
-        alive_until: loop time until which the lease is alive by the answers of Etcd.
+        owner_at: time of the last sign of life of the owner, which is an event loop. Of one that
+            renews the lease itself it is always now.
+        alive_until: time until which the lease is alive by the answers of Etcd.
     """
 
     def __init__(self) -> None:
@@ -65,7 +76,7 @@ async def run_beside(work: Coroutine[Any, Any, None], life: LeaseLife, *, sign_s
         sign_s: their period.
     """
     loop = asyncio.get_running_loop()
-    life.owner_at = loop.time()
+    life.owner_at = boot_s()
     beside = asyncio.SelectorEventLoop()
     task = beside.create_task(work)
     ended: asyncio.Future[None] = loop.create_future()
@@ -96,7 +107,7 @@ async def run_beside(work: Coroutine[Any, Any, None], life: LeaseLife, *, sign_s
     thread.start()
     try:
         while not ended.done():
-            life.owner_at = loop.time()
+            life.owner_at = boot_s()
             await asyncio.wait([ended], timeout=sign_s)
     finally:
         with contextlib.suppress(RuntimeError):  # it has ended
@@ -125,7 +136,7 @@ async def keep_alive(
         renew: renews it once.
         lease: its id.
         ttl_s: its time to live.
-        granted_at: loop time at which its grant was requested.
+        granted_at: time at which its grant was requested.
         life: gets the time until which it is alive, and has that of its owner.
 
     Raises:
@@ -158,7 +169,7 @@ class _Renewals:
         self._outage = Outage(_log, "renewal of the lease")
 
     async def run(self, granted_at: float) -> None:
-        now = self._loop.time()
+        now = boot_s()
         state = begin(self._ttl_s, granted_at)
         happened: Input = Tick(self._life.owner_at)
         while True:
@@ -169,11 +180,11 @@ class _Renewals:
             if effect is not Effect.WAIT:
                 self._send(state.sent_at, elsewhere=effect is Effect.SEND_ELSEWHERE)
             try:
-                async with asyncio.timeout_at(state.wake_at):
+                async with asyncio.timeout(state.wake_at - boot_s()):
                     happened = await self._inputs.get()
             except TimeoutError:
                 happened = Tick(self._life.owner_at)
-            now = self._loop.time()
+            now = boot_s()
 
     def _lost(self, now: float) -> LeaseLostError:
         silent_s = now - self._life.owner_at
@@ -205,7 +216,8 @@ class _Renewals:
             if suspect is not None:
                 connection = await self._connections.dial_other(suspect)
             else:
-                connection = await self._connections.current(sent_at + self._ttl_s)
+                left_s = sent_at + self._ttl_s - boot_s()
+                connection = await self._connections.current(self._loop.time() + left_s)
                 self._unanswered = connection
             # Connecting took time, and Etcd counts from the receipt.
             ttl_s = await self._renew(connection, self._lease, self._ttl_s)

@@ -65,7 +65,7 @@ class Effect(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """State of the renewals of one lease. All times are of event loops, in seconds.
+    """State of the renewals of one lease. All times are of one clock, in seconds.
 
     Attributes:
         ttl_s: time to live of the lease.

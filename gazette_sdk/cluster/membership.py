@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from gazette_sdk.cluster.etcd import Compare, Etcd, Get, Put, TxnResult
-from gazette_sdk.cluster.etcd_lease import LeaseLife
+from gazette_sdk.cluster.etcd_lease import LeaseLife, boot_s
 from gazette_sdk.errors import EtcdError, EtcdUnavailableError, GazetteError, LeaseLostError
 from gazette_sdk.outage import Outage
 
@@ -127,7 +127,7 @@ class Membership:
         Raises:
             EtcdError: Etcd did not grant it.
         """
-        requested_at = asyncio.get_running_loop().time()
+        requested_at = boot_s()
         self._lease = await self._etcd.grant(self._ttl_s)
         self._renewal = asyncio.create_task(self._renew(requested_at), name="gazette-lease")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
@@ -37,6 +38,7 @@ def run_on_model(scenario: Callable[[Etcd, EtcdHost], Coroutine[Any, Any, Any]])
         host = EtcdHost(network, random.Random(2))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(etcd_module, "open_channel", None)  # restored at the end
+            patch.setattr(time, "clock_gettime", lambda _: loop.time())  # counts time since boot
             use_channels(network)
             client = await Etcd.connect(ETCD_ADDRESS)
             try:

@@ -17,7 +17,6 @@ from typing import Any, Self
 
 from gazette_sdk.broker import read
 from gazette_sdk.broker.append import append
-from gazette_sdk.broker.failover import pause_guard
 from gazette_sdk.broker.fragments import index, persister
 from gazette_sdk.broker.spool import directory, spool
 from gazette_sdk.fragment import health
@@ -83,7 +82,7 @@ def install(seed: int) -> None:
     real_time = time.time
     time.time = _unix_time
     time.monotonic = _monotonic_time
-    pause_guard.boot_s = _boot_time
+    time.clock_gettime = lambda _: _boot_time()
     for function in (
         spool.Spool.__init__,
         index.Index.__init__,

@@ -24,17 +24,10 @@ import math
 import time
 
 from gazette_sdk.cluster.etcd import Etcd
-from gazette_sdk.cluster.etcd_lease import LeaseLife
+from gazette_sdk.cluster.etcd_lease import LeaseLife, boot_s
 from gazette_sdk.errors import EtcdError, UnavailableError
 
-__all__ = ["KnownLease", "PauseGuard", "boot_s"]
-
-_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
-def boot_s() -> float:
-    """Return seconds since boot, with those of suspensions where the system counts them."""
-    return time.clock_gettime(_BOOT_CLOCK)
+__all__ = ["KnownLease", "PauseGuard"]
 
 
 class KnownLease:
@@ -73,16 +66,16 @@ class KnownLease:
         """Return the error of an append that must not be acknowledged; None while it may be."""
         if self.is_alive:
             return None
-        reason = "was stopped for longer than its lease may last"
+        reason = "has not renewed its lease in time"
         if self._alive_s < 0:
             reason = "has lost its lease, and stops"
-        elif not self._is_renewed:
-            reason = "has not renewed its lease in time"
+        elif self.was_paused:
+            reason = "was stopped for longer than its lease may last"
         return UnavailableError(f"this broker {reason}; try again", journal=journal)
 
     @property
     def _is_renewed(self) -> bool:
-        return time.monotonic() < self._life.alive_until
+        return boot_s() < self._life.alive_until
 
     def _ran_within(self, most_s: float) -> bool:
         return boot_s() - self._boot_s <= most_s and time.time() - self._wall_s <= most_s
