@@ -194,12 +194,17 @@ def _is_control_flow(error: BaseException) -> bool:
 # --------------------------------------------------------------------------- texts
 
 
-def text_of(value: object) -> str:
-    """Return the text of an exception or another object, whatever its ``__str__`` does."""
+def text_of(value: object, form: Callable[[object], str] = str) -> str:
+    """Return the text of an exception or another object, whatever its ``__str__`` does.
+
+    Args:
+        value: the object.
+        form: makes the text: ``str`` or ``repr``.
+    """
     try:
-        text = str(value)
+        text = form(value)
     except BaseException as error:  # noqa: BLE001 - the text says so
-        text = f"(its __str__ raised {type(error).__name__})"
+        text = f"(its __{form.__name__}__ raised {type(error).__name__})"
     return encodable(text)
 
 

@@ -16,7 +16,12 @@ from gazette_sdk.broker.metrics import WRITE_HEAD
 from gazette_sdk.broker.recovery.etcd_history import is_route_without
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.slot import Signal
-from gazette_sdk.cluster.broker_keys import BrokerAssignment, BrokerKeySpace, JournalEntry
+from gazette_sdk.cluster.broker_keys import (
+    BrokerAssignment,
+    BrokerKeySpace,
+    JournalEntry,
+    implied_route,
+)
 from gazette_sdk.cluster.identity import LocalIdentity
 from gazette_sdk.cluster.local_items import LocalItems
 from gazette_sdk.errors import GazetteError
@@ -149,14 +154,19 @@ class Resolver:
             for entry in self._keyspace.assignments(journal)
         )
 
-    def has_route(self, replica: Replica, route: pb.Route) -> bool:
-        """Return True if the journal of our replica has this route.
+    def has_route(self, replica: Replica, header: pb.Header) -> bool:
+        """Return True if the journal of our replica has the route, and the primary, of a header.
 
-        It has none for a replica that was replaced, or that is not assigned to us any more.
+        It has none for a replica that was replaced, or that is not assigned to us any more. Nor if
+        its primary was replaced since, and leads the journal again: a request of its former time
+        may name bytes that it has given up.
         """
         if self._replicas.get(replica.journal) is not replica and not self._replicas.is_stopped:
             return False
-        return equivalent(self._keyspace.journal_route(replica.journal), route)
+        assignments = self._keyspace.assignments(replica.journal)
+        led_since = max((each.create_revision for each in assignments if each.slot == 0), default=0)
+        is_former = header.etcd.revision < led_since
+        return not is_former and equivalent(implied_route(assignments), header.route)
 
     def member_revision(self, member: pb.ProcessSpec.ID) -> int:
         """Return the create revision of a broker's member key; 0 if it is no member."""

@@ -35,7 +35,7 @@ from gazette_sdk.cluster.lease_renewal import (
 from gazette_sdk.errors import ConfigurationError, EtcdError, LeaseLostError
 from gazette_sdk.outage import Outage
 
-__all__ = ["LeaseLife", "boot_s", "keep_alive", "run_beside"]
+__all__ = ["BOOT_CLOCK", "LeaseLife", "boot_s", "keep_alive", "run_beside"]
 
 STOP_S = 5.0
 """Longest wait for the end of the thread after its work was cancelled."""
@@ -43,14 +43,15 @@ STOP_S = 5.0
 Renew = Callable[[Connection, int, float], Awaitable[float]]
 """Renews a lease over a connection within a time, and returns its new time to live."""
 
-_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Clock of the time since boot: suspensions count where the system knows of them."""
 
 _log = logging.getLogger(__name__)
 
 
 def boot_s() -> float:
     """Return seconds since boot, with those of suspensions where the system counts them."""
-    return time.clock_gettime(_BOOT_CLOCK)
+    return time.clock_gettime(BOOT_CLOCK)
 
 
 class LeaseLife:

@@ -320,7 +320,7 @@ def checked_journal(journal: object, mapping: object) -> str:
     """
     if not isinstance(journal, str):
         raise MappingError(
-            f"the mapping {text_of(mapping)} returned {text_of(journal)!r}: a mapping returns a"
+            f"the mapping {text_of(mapping)} returned {text_of(journal, repr)}: a mapping returns a"
             " journal's name"
         )
     validate_journal(journal)

@@ -147,7 +147,8 @@ def _trust_clocks() -> None:
 def _miss_suspensions() -> None:
     """Look for pauses by a clock that stands still while a machine is suspended."""
     time.clock_gettime = lambda _: time.monotonic()  # as boot_s() of the lease and its guard
-    pause_guard.time = types.SimpleNamespace(time=time.monotonic)  # type: ignore[assignment]
+    clocks = types.SimpleNamespace(time=time.monotonic, clock_gettime=time.clock_gettime)
+    pause_guard.time = common_case.time = clocks  # type: ignore[assignment, attr-defined]
 
 
 PLANTS: dict[str, Callable[[], None]] = {

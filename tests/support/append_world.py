@@ -191,9 +191,9 @@ class World:
             self.resolve_anew()
         return self._resolution
 
-    def has_route(self, _replica: Replica, route: pb.Route) -> bool:
+    def has_route(self, _replica: Replica, header: pb.Header) -> bool:
         """As the resolver's."""
-        return equivalent(route, self._resolution.header.route)
+        return equivalent(header.route, self._resolution.header.route)
 
     async def txn(self, _compares: Any, puts: Any) -> Any:
         """Take a spec that is written to Etcd."""

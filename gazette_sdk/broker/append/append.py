@@ -320,7 +320,7 @@ class _Append:
                 pipeline.gather(self._answers),
                 self._shared.resolver,
                 replica,
-                pipeline.header.route,
+                pipeline.header,
             )
         except InvalidatedError:
             return Input.LATER  # the mirror has the new route already

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -34,6 +35,7 @@ from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.replication.peer_stream import Answer
 from gazette_sdk.broker.replication.pipeline import Pipeline
 from gazette_sdk.broker.spool.spool import Spool
+from gazette_sdk.cluster.etcd_lease import BOOT_CLOCK
 from gazette_sdk.errors import UnauthenticatedError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability, Claims
@@ -167,7 +169,10 @@ def append_now(
     if behind is not None and behind is not pipeline:
         return None
     may_go_on = not pipeline.streams or _may_await(pipeline, claims, now)
-    if not (may_go_on and shared.known_lease.is_alive):
+    lease = shared.known_lease
+    boot_s = time.clock_gettime(BOOT_CLOCK)
+    is_alive = boot_s < lease.until_boot_s and time.time() < lease.until_wall_s
+    if not (may_go_on and is_alive):
         return None
 
     spool = pipeline.spool

@@ -37,6 +37,10 @@ class KnownLease:
         pause_max_s: longest time without :meth:`ran` after which the lease is alive, unless Etcd
             ends it early. By default it is alive for ever.
         life: the same by the renewals. By default it is alive for ever.
+
+    Attributes:
+        until_boot_s: time since boot until which the lease is alive, as of the last :meth:`ran`.
+        until_wall_s: the same as wall time. Appends that wait for nothing compare both themselves.
     """
 
     def __init__(self, pause_max_s: float = math.inf, life: LeaseLife | None = None) -> None:
@@ -47,10 +51,12 @@ class KnownLease:
     def ran(self) -> None:
         """Note that the lease is alive now, unless it was lost."""
         self._boot_s, self._wall_s = boot_s(), time.time()
+        self.until_boot_s = min(self._boot_s + self._alive_s, self._life.alive_until)
+        self.until_wall_s = self._wall_s + self._alive_s
 
     def lost(self) -> None:
         """Note that the lease is renewed no more: from now on it may end."""
-        self._alive_s = -math.inf
+        self._alive_s = self.until_boot_s = self.until_wall_s = -math.inf
 
     @property
     def is_alive(self) -> bool:

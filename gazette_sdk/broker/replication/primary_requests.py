@@ -53,6 +53,7 @@ class PrimaryRequests:
         self._requests = requests
         self._resolver = resolver
         self._replica = replica
+        self._header = header
         self._route = header.route
         self._hand_over_s = hand_over_s
         self._on_broken = on_broken
@@ -111,7 +112,7 @@ class PrimaryRequests:
     def _check(self) -> None:
         """Compare the routes, now and at each change of the journal's keys."""
         self._stop_timer()
-        self._is_outdated = not self._resolver.has_route(self._replica, self._route)
+        self._is_outdated = not self._resolver.has_route(self._replica, self._header)
         if self._is_outdated:
             if not self._primary_key or self._key_of_primary() != self._primary_key:
                 self._end()

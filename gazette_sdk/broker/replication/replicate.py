@@ -19,7 +19,6 @@ from gazette_sdk.broker.spool.spool import Spool
 from gazette_sdk.errors import STATUS_NAMES, CallError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
-from gazette_sdk.protocol.routes import equivalent
 from gazette_sdk.protocol.rpc import validate
 from gazette_sdk.transport.target import ReplicateItem
 
@@ -113,13 +112,14 @@ async def _take_spool(
             require_primary=False,
             proxy_header=first.header,
         )
-        if resolution.status != pb.OK or not equivalent(
-            resolution.header.route, first.header.route
-        ):
+        if resolution.status != pb.OK:
             return resolution, None
-        assert resolution.replica is not None, "it resolves to us only where we have a replica"
+        replica = resolution.replica
+        assert replica is not None, "it resolves to us only where we have a replica"
+        if not resolver.has_route(replica, first.header):
+            return resolution, None
         try:
-            return resolution, await resolution.replica.spool.take(resolution.invalidated)
+            return resolution, await replica.spool.take(resolution.invalidated)
         except InvalidatedError:
             continue
 

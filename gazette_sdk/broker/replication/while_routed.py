@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 async def while_routed(
-    work: Coroutine[Any, Any, T], resolver: Resolver, replica: Replica, route: pb.Route
+    work: Coroutine[Any, Any, T], resolver: Resolver, replica: Replica, header: pb.Header
 ) -> T:
     """Run ``work`` to its end, or until the journal has another route.
 
@@ -28,7 +28,7 @@ async def while_routed(
         work: is cancelled at its end.
         resolver: gives the journal's present route.
         replica: ours, of the journal.
-        route: the journal's, when the work began.
+        header: of the journal's resolution with which the work began.
 
     Raises:
         InvalidatedError: the journal has another route.
@@ -38,7 +38,7 @@ async def while_routed(
 
     def check() -> None:
         nonlocal signal, handle, is_outdated
-        if not resolver.has_route(replica, route):
+        if not resolver.has_route(replica, header):
             is_outdated = True
             task.cancel()
             return

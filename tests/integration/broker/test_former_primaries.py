@@ -34,9 +34,9 @@ class Primary:
         while (request := await self._requests.get()) is not None:
             yield request
 
-    def propose(self) -> asyncio.Task[pb.ReplicateResponse]:
-        """Send a proposal that changes nothing, and return the future answer."""
-        fragment = self.replica.spool.peek().fragment
+    def propose(self, fragment: pb.Fragment | None = None) -> asyncio.Task[pb.ReplicateResponse]:
+        """Send a proposal, by default one that changes nothing. Return the future answer."""
+        fragment = fragment or self.replica.spool.peek().fragment
         request = pb.ReplicateRequest(proposal=fragment, acknowledge=True)
         if self._header is not None:
             request.header.CopyFrom(self._header)
@@ -147,6 +147,26 @@ def test_a_change_that_leaves_the_route_as_it_is_ends_no_stream(etcd, tmp_path, 
             for _ in range(3):
                 await asyncio.sleep(0.02)
                 assert (await asyncio.wait_for(primary.propose(), LIMIT_S)).status == pb.OK
+
+    run(scenario())
+
+
+def test_a_late_proposal_of_a_primary_that_leads_again_moves_no_head(etcd, tmp_path, monkeypatch):
+    without_pulses(monkeypatch)
+
+    async def scenario():
+        async with followed(etcd, tmp_path) as (cluster, _, primary):
+            late = Primary(cluster)  # of before the change, and held up in the network
+            primary.answer().cancel()
+            await cluster.assign(JOURNAL, "peer-3", "broker-1")
+            # It gives up what others lack, and leads the journal again over the same route.
+            await cluster.assign(JOURNAL, "peer-2", "broker-1")
+            async with asyncio.timeout(LIMIT_S):
+                ahead = pb.Fragment(journal=JOURNAL, end=32, compression_codec=pb.NONE)
+                ahead.sum.part1 = 1
+                assert (await late.propose(ahead)).status == pb.WRONG_ROUTE
+                assert late.replica.spool.peek().fragment.end == 0
+                assert (await Primary(cluster).propose()).status == pb.OK
 
     run(scenario())
 

@@ -18,7 +18,6 @@ import pytest
 
 from gazette_sdk.broker.append.append import _Append
 from gazette_sdk.broker.append.machine import State
-from gazette_sdk.broker.failover import pause_guard
 from gazette_sdk.cluster.broker_keys import route_value
 from gazette_sdk.cluster.etcd import Delete, Put
 from gazette_sdk.errors import GazetteError
@@ -195,8 +194,8 @@ def test_a_primary_frozen_at_any_state_commits_nothing_against_its_successor(
 
 def suspended(monkeypatch):
     """Let time pass, of which event loops do not know."""
-    real = pause_guard.boot_s
-    monkeypatch.setattr(pause_guard, "boot_s", lambda: real() + 1000)
+    real = time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: real(clock) + 1000)
 
 
 def test_a_broker_whose_loop_was_blocked_for_longer_than_its_lease_goes_on(etcd, tmp_path):

@@ -13,6 +13,7 @@ from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
+from gazette_sdk.protocol.routes import equivalent
 from gazette_sdk.protocol.selectors import journal_selector
 from support.brokers import ZONE, Mirror, journal_spec
 from support.etcd import run
@@ -416,5 +417,30 @@ def test_a_replica_waits_for_its_predecessor_and_continues_at_its_end(tmp_path):
             assert (await waiting).fragment.end == 7
             assert again.index.summary() == (0, 7, 0)
             again.spool.put(waiting.result())
+
+    run(scenario())
+
+
+def test_a_journal_has_the_route_of_a_header_until_its_primary_is_replaced(tmp_path):
+    async def scenario():
+        async with setup(tmp_path) as made:
+            mirror, resolver = made.mirror, made.resolver
+            item = dict([mirror.item(journal_spec("a/journal", replication=2))])
+            before = made.assignments("a/journal", "peer", "local")
+            after = made.assignments("a/journal", "local", "peer")
+            mirror.put(item | before)
+            replica = resolver.replica("a/journal")
+            former = (await made.resolve("a/journal")).header
+            assert resolver.has_route(replica, former)
+            mirror.put(before)  # the synchronized route is written
+            assert resolver.has_route(replica, former)
+            mirror.put(after, delete=before)
+            assert not resolver.has_route(resolver.replica("a/journal"), former)
+            mirror.put(before, delete=after)  # the same primary leads it again
+            replica = resolver.replica("a/journal")
+            present = (await made.resolve("a/journal")).header
+            assert equivalent(present.route, former.route)
+            assert not resolver.has_route(replica, former)
+            assert resolver.has_route(replica, present)
 
     run(scenario())
