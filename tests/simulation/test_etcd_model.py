@@ -37,7 +37,8 @@ def run_on_model(scenario: Callable[[Etcd, EtcdHost], Coroutine[Any, Any, Any]])
         network = Network(random.Random(1), 0.001)
         host = EtcdHost(network, random.Random(2))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(etcd_module, "open_channel", None)  # restored at the end
+            for name in ("open_channel", "open_thread_channel", "run_beside"):
+                patch.setattr(etcd_module, name, None)  # restored at the end
             patch.setattr(time, "clock_gettime", lambda _: loop.time())  # counts time since boot
             use_channels(network)
             client = await Etcd.connect(ETCD_ADDRESS)

@@ -503,7 +503,7 @@ def written_at(*offsets: int, files: int = 1) -> bytes:
     ],
 )
 def test_a_log_that_makes_huge_sparse_files_is_refused(log: bytes, tmp_path: Path) -> None:
-    with pytest.raises(RecoveryError, match="a write far behind the end of its file"):
+    with pytest.raises(RecoveryError, match="a write far after the end of its file"):
         play({LOG: log}, empty(), tmp_path / "store")
     for path in (tmp_path / "store").rglob("*"):
         status = path.stat()
@@ -530,5 +530,5 @@ def test_holes_of_files_that_are_gone_do_not_count(tmp_path: Path) -> None:
 def test_a_huge_sparse_file_is_not_recorded(offset: int) -> None:
     recorder = Recorder(FSM(empty()), log=LOG, author=7, write_head=0)
     recorder.record([CreateFile("/a", b"a")])
-    with pytest.raises(GazetteError, match="far behind the end of its file"):
+    with pytest.raises(GazetteError, match="far after the end of its file"):
         recorder.record([WriteFile("/a", offset, b"x")])
