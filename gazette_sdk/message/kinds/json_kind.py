@@ -244,11 +244,11 @@ class JsonKind(Kind[Any]):
     def _stripped(self, payload: bytes) -> bytes:
         """Return the object without its UUID."""
         if self._place.text(payload) is not None:
-            behind = self._place.end + 1
-            if payload[behind : behind + 1] == b",":
-                return b"{" + payload[behind + 1 :]
-            if payload[behind : behind + 1] == b"}":
-                return b"{" + payload[behind:]
+            after = self._place.end + 1
+            if payload[after : after + 1] == b",":
+                return b"{" + payload[after + 1 :]
+            if payload[after : after + 1] == b"}":
+                return b"{" + payload[after:]
         known = decode_object(payload)
         keys = (self.key, KEY)
         if not any(known.pop(key, None) is not None for key in keys) and not self._knows_lower:

@@ -52,7 +52,7 @@ class Codec(Generic[T]):
         decode: bytes to value; raises for malformed bytes.
         encode_prefix: of a key: bytes with which the keys of that prefix begin; None if the order
             of keys has no prefixes.
-        prefix_stop: keys of a prefix are below its bytes with these behind them, and other keys are
+        prefix_stop: keys of a prefix are below its bytes with these after them, and other keys are
             not; empty if all keys that begin with its bytes are of the prefix.
         is_checked: `encode` refuses each value that `decode` would refuse. A store decodes each
             put of other codecs.
@@ -279,7 +279,7 @@ def tuple_of(*of: type) -> Codec[tuple[Any, ...]]:
             raise TypeError(f"{key!r} has {len(key)} elements; {len(of)} are declared")
         return encode_prefix(key)
 
-    # Behind a whole element is the type of the next one, or the rest of an escaped zero.
+    # After a whole element is the type of the next one, or the rest of an escaped zero.
     return Codec(encode, _decode_tuple, encode_prefix, is_checked=True, prefix_stop=b"\xff")
 
 
