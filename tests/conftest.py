@@ -3,6 +3,7 @@
 import faulthandler
 import signal
 
+import pytest
 from hypothesis import settings
 
 # A busy machine makes any example slow; how long things take is the business of benchmarks/.
@@ -14,6 +15,23 @@ END_TIMEOUT_S = 30.0
 
 # A shell's background job ignores SIGINT, and so would all programs that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> object:
+    """Escape lone surrogates in what a test logged: a worker that sends them to the run ends it."""
+    report = yield
+    report.sections = [(title, encodable(text)) for title, text in report.sections]
+    if report.longrepr is not None and not isinstance(report.longrepr, tuple):
+        text = str(report.longrepr)
+        if encodable(text) != text:
+            report.longrepr = encodable(text)
+    return report
+
+
+def encodable(text: str) -> str:
+    """Return the text with lone surrogates as escapes."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def pytest_unconfigure() -> None:
