@@ -28,7 +28,7 @@ from urllib.parse import unquote, urlsplit
 
 from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.api.served import ServedBroker
-from gazette_sdk.broker.process import BrokerConfig
+from gazette_sdk.broker.config import BrokerConfig
 from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.cluster.broker_keys import is_consistent
 from gazette_sdk.cluster.etcd_server import EtcdServer
@@ -46,15 +46,9 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.journal_spec import desired_replication
 from gazette_sdk.server.process import Server
 from gazette_sdk.transport import loop as sdk_loop
-from gazette_sdk.transport.base import (
-    ANYWHERE,
-    AppendItem,
-    ReadItem,
-    ReplicateItem,
-    Target,
-    Transport,
-)
+from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import apply_in_batches
+from gazette_sdk.transport.target import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
 
 __all__ = ["EmbeddedCluster", "connect"]
 

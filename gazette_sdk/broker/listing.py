@@ -17,7 +17,8 @@ from gazette_sdk.cluster.broker_keys import (
     JournalEntry,
     implied_route,
 )
-from gazette_sdk.cluster.etcd import Compare, Etcd, Get
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import Compare, Get
 from gazette_sdk.errors import UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims

@@ -44,8 +44,9 @@ from gazette_sdk.broker.recovery.withheld import (
 from gazette_sdk.broker.replica import Replica, ReplicaParts
 from gazette_sdk.broker.resolver import Resolver
 from gazette_sdk.broker.service import JournalService
+from gazette_sdk.broker.spool.content_file import CompletedSpool
 from gazette_sdk.broker.spool.default_root import make_default_root
-from gazette_sdk.broker.spool.directory import CompletedSpool, SpoolDirectory
+from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.broker.spool.lease_note import LeaseNote, NotedLease, revoke_noted
 from gazette_sdk.cluster.broker_keys import (
     BrokerKeySpace,
@@ -63,7 +64,7 @@ from gazette_sdk.protocol.authorization import Authority, authority_for
 from gazette_sdk.protocol.routes import validate_broker_spec
 from gazette_sdk.server.authorization import Authorization
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.wires.stream import ChosenTransport
+from gazette_sdk.transport.wires.stream.choice import ChosenTransport
 
 __all__ = ["Broker", "BrokerConfig"]
 

@@ -19,7 +19,8 @@ from gazette_sdk.broker.fragments.index import Index
 from gazette_sdk.broker.metrics import UNSTORED_MISSING, WRITE_HEAD
 from gazette_sdk.broker.replication.pipeline import Pipeline
 from gazette_sdk.broker.slot import Signal, Slot
-from gazette_sdk.broker.spool.directory import CompletedSpool, JournalSpools
+from gazette_sdk.broker.spool.content_file import CompletedSpool
+from gazette_sdk.broker.spool.directory import JournalSpools
 from gazette_sdk.broker.spool.spool import Spool
 from gazette_sdk.cluster.broker_keys import BrokerAssignment, JournalEntry
 from gazette_sdk.protocol import broker_pb2 as pb

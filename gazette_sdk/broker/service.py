@@ -36,7 +36,8 @@ from gazette_sdk.protocol.non_null_fields import complete
 from gazette_sdk.protocol.rpc import validate
 from gazette_sdk.server.authorization import Authorization
 from gazette_sdk.server.call import Call
-from gazette_sdk.transport.base import AppendItem, ReplicateItem, Target, Transport
+from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.target import AppendItem, ReplicateItem, Target
 
 __all__ = ["JournalService", "ReadItem"]
 

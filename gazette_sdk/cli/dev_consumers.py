@@ -6,7 +6,8 @@ import asyncio
 import re
 from contextlib import aclosing
 
-from gazette_sdk.cluster.etcd import Etcd, prefix_end
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import prefix_end
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.shard.consumer.dev_etcd import etcd_of_dev

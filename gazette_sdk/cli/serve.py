@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gazette_sdk.broker.api.served import ServedBroker
-from gazette_sdk.broker.process import BrokerConfig
+from gazette_sdk.broker.config import BrokerConfig
 from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cli.serving import Identity, serve_until_drained
@@ -31,7 +31,7 @@ from gazette_sdk.server.settings import (
 )
 from gazette_sdk.server.signals import StopSignal
 from gazette_sdk.server.tls import reload_certificates
-from gazette_sdk.transport.wires.grpc.transport import Tls
+from gazette_sdk.transport.wires.tls import Tls
 
 __all__ = ["configuration_of", "run"]
 

@@ -30,8 +30,9 @@ In reading order:
 
 from gazette_sdk.cluster.allocator import Allocation, run_allocator
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalAllocation
-from gazette_sdk.cluster.etcd import Compare, Delete, Etcd, Get, Put
+from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_binary import find_etcd
+from gazette_sdk.cluster.etcd_messages import Compare, Delete, Get, Put
 from gazette_sdk.cluster.etcd_server import EtcdServer
 from gazette_sdk.cluster.item_keyspace import (
     AssignmentEntry,

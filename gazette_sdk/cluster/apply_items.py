@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gazette_sdk.cluster.etcd import Compare, Delete, Etcd, Operation, Put
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import Compare, Delete, Operation, Put
 from gazette_sdk.cluster.item_keyspace import ItemKeySpace
 from gazette_sdk.errors import EtcdError
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 from google.protobuf.message import DecodeError, Message
 
 from gazette_sdk.cluster import keys
-from gazette_sdk.cluster.etcd import KeyValue
+from gazette_sdk.cluster.etcd_messages import KeyValue
 from gazette_sdk.cluster.keyspace import Change, Entry, KeySpace
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb

@@ -18,7 +18,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from gazette_sdk.cluster.etcd import Etcd, KeyValue, WatchBatch, WatchEvent, prefix_end
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import KeyValue, WatchBatch, WatchEvent, prefix_end
 from gazette_sdk.errors import (
     ConfigurationError,
     EtcdCompactedError,

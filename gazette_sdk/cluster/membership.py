@@ -22,8 +22,9 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from gazette_sdk.cluster.etcd import Compare, Etcd, Get, Put, TxnResult
+from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_lease import LeaseLife, boot_s
+from gazette_sdk.cluster.etcd_messages import Compare, Get, Put, TxnResult
 from gazette_sdk.errors import EtcdError, EtcdUnavailableError, GazetteError, LeaseLostError
 from gazette_sdk.outage import Outage
 

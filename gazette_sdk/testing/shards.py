@@ -40,7 +40,7 @@ from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.hints_keys import load_hints
 from gazette_sdk.shard.recovery import hints as fsm_hints
 from gazette_sdk.shard.recovery.playback import Playback
-from gazette_sdk.testing.commit_faults import CommitStep
+from gazette_sdk.shard.transaction.steps import CommitStep
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect

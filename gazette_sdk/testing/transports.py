@@ -25,7 +25,8 @@ from gazette_sdk.protocol import labels, rpc
 from gazette_sdk.protocol.fragments import digest_of
 from gazette_sdk.protocol.selectors import journal_selector
 from gazette_sdk.transport.backoff import pause
-from gazette_sdk.transport.base import AppendItem, ReadItem, Transport
+from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.target import AppendItem, ReadItem
 
 __all__ = ["CHECKS", "TransportContract"]
 

@@ -16,7 +16,8 @@ Read in this order:
 
 from __future__ import annotations
 
-from gazette_sdk.transport.base import Target, Transport
+from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
+from gazette_sdk.transport.target import Target
 
 __all__ = ["Target", "Transport", "connect"]

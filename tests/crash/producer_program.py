@@ -25,8 +25,8 @@ from crash.transactions import Message, Transaction
 from gazette_sdk.message import JsonMessage, Publisher
 from gazette_sdk.message.publishing.transaction import Transaction as Publishing
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.base import ANYWHERE, AppendItem, Target
 from gazette_sdk.transport.loop import run
+from gazette_sdk.transport.target import ANYWHERE, AppendItem, Target
 from gazette_sdk.transport.wires.grpc.transport import GrpcTransport
 
 __all__ = [

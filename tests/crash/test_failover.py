@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import pytest
 
 from crash.broker_processes import BrokerProcesses, Stalls, journal_spec, primary_of
-from gazette_sdk.cluster.etcd import Etcd, prefix_end
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import prefix_end
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.base import Transport

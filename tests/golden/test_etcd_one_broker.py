@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 
 from gazette_sdk.cluster import etcd as etcd_client
-from gazette_sdk.cluster.etcd import Compare, Delete, Etcd, Get, KeyValue, Operation, Put, TxnResult
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import (
+    Compare,
+    Delete,
+    Get,
+    KeyValue,
+    Operation,
+    Put,
+    TxnResult,
+)
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.loop import run
 from support.golden import TIMEOUT_S, GoldenBroker, connected, recorded, running, wire_of

@@ -22,7 +22,8 @@ from typing import Any
 
 import pytest
 
-from gazette_sdk.cluster.etcd import Etcd, KeyValue
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import KeyValue
 from gazette_sdk.cluster.etcd_server import EtcdServer
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.loop import run

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from gazette_sdk.cluster import keys
-from gazette_sdk.cluster.etcd import prefix_end
+from gazette_sdk.cluster.etcd_messages import prefix_end
 from gazette_sdk.errors import (
     CallError,
     DeadlineExceededError,

@@ -24,7 +24,8 @@ from gazette_sdk.fragment.stores.base import StoredContent
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import parse_content_path
 from gazette_sdk.protocol.rpc import validate
-from gazette_sdk.transport.base import Target, Transport
+from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.target import Target
 from simulation import plants, threads
 from simulation.checker import Checker, Promise, Violation
 from simulation.cluster import Cluster, Host, Settings

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from gazette_sdk.cluster.allocator.codec import Allocation
-from gazette_sdk.cluster.etcd import KeyValue, WatchBatch, WatchEvent
+from gazette_sdk.cluster.etcd_messages import KeyValue, WatchBatch, WatchEvent
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry, ItemKeySpace
 from gazette_sdk.protocol import broker_pb2 as pb
 

@@ -14,21 +14,23 @@ from pathlib import Path
 from typing import Any, Self
 
 from gazette_sdk.broker.api.in_process import InProcessTransport
-from gazette_sdk.broker.process import Broker, BrokerConfig
+from gazette_sdk.broker.config import BrokerConfig
+from gazette_sdk.broker.process import Broker
 from gazette_sdk.broker.recovery.last_routes import LastRoutes
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace
-from gazette_sdk.cluster.etcd import Etcd, KeyValue, WatchBatch, WatchEvent
-from gazette_sdk.cluster.etcd_messages import Delete, Operation, Put
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import (
+    Delete,
+    KeyValue,
+    Operation,
+    Put,
+    WatchBatch,
+    WatchEvent,
+)
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import label_set
-from gazette_sdk.transport.base import (
-    ANYWHERE,
-    AppendItem,
-    ReadItem,
-    ReplicateItem,
-    Target,
-    Transport,
-)
+from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.target import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
 from support.etcd import EtcdFixture
 
 ZONE = "local"

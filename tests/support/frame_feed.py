@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gazette_sdk.protocol.stream_frames import Frame, FrameBuffer
+from gazette_sdk.protocol.stream_frames.decoding import FrameBuffer
+from gazette_sdk.protocol.stream_frames.encoding import Frame
 
 
 class FrameFeed(FrameBuffer):

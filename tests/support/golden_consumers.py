@@ -25,7 +25,8 @@ from google.protobuf.message import Message
 
 from gazette_sdk import Publisher, mapping, shard
 from gazette_sdk.cli.gazctl import GAZCTL
-from gazette_sdk.cluster.etcd import Etcd, KeyValue
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import KeyValue
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb

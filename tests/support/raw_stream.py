@@ -14,22 +14,23 @@ from urllib.parse import urlsplit
 from google.protobuf.message import Message
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.stream_frames import (
-    CONTENT_BYTES_MAX,
-    END_FRAME,
-    PREFACE,
-    CallHead,
-    Frame,
-    Hello,
-    Kind,
-    Method,
+from gazette_sdk.protocol.stream_frames.decoding import (
     StatusLine,
     decode_hello,
     decode_status,
     decode_text,
+)
+from gazette_sdk.protocol.stream_frames.encoding import (
+    CONTENT_BYTES_MAX,
+    END_FRAME,
+    PREFACE,
+    Frame,
+    Kind,
+    Method,
     encode,
     encode_call,
 )
+from gazette_sdk.protocol.stream_pb2 import CallHead, Hello
 from support.frame_feed import FrameFeed
 
 TIMEOUT_S = 20.0

@@ -10,7 +10,8 @@ import numpy as np
 from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.message.sequencing.run import Message, Run
-from gazette_sdk.message.sequencing.sequencer import ReplayRange, Sequencer
+from gazette_sdk.message.sequencing.sequencer import Sequencer
+from gazette_sdk.message.sequencing.state import ReplayRange
 
 T = TypeVar("T")
 

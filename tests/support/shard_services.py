@@ -10,7 +10,8 @@ from typing import Any
 
 from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace
-from gazette_sdk.cluster.etcd import Etcd, KeyValue, WatchBatch, WatchEvent
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import KeyValue, WatchBatch, WatchEvent
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import AllowAll, Authority, authority_for

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gazette_sdk.protocol.stream_calls import ClientCalls, ServerCalls
-from gazette_sdk.protocol.stream_frames import (
+from gazette_sdk.protocol.stream_calls.client import ClientCalls
+from gazette_sdk.protocol.stream_calls.server import ServerCalls
+from gazette_sdk.protocol.stream_frames.encoding import (
     ABORT_FRAME,
-    CallHead,
     Frame,
     Method,
     encode_call,
@@ -13,6 +13,7 @@ from gazette_sdk.protocol.stream_frames import (
     encode_hello,
     encode_status,
 )
+from gazette_sdk.protocol.stream_pb2 import CallHead
 from support.frame_feed import FrameFeed
 
 __all__ = [

@@ -18,7 +18,7 @@ from gazette_sdk.protocol.service import RPCS
 from gazette_sdk.protocol.varint import decode_varint, encode_varint
 from gazette_sdk.server.call import Call
 from gazette_sdk.server.grpc_server import Method
-from gazette_sdk.transport.base import AppendItem
+from gazette_sdk.transport.target import AppendItem
 
 __all__ = ["decode_append_item", "encode_read_item", "journal_methods"]
 

@@ -16,14 +16,8 @@ from gazette_sdk.errors import ClosedError, GazetteError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authorizer, claims_for
 from gazette_sdk.server.call import Call
-from gazette_sdk.transport.base import (
-    ANYWHERE,
-    AppendItem,
-    ReadItem,
-    ReplicateItem,
-    Target,
-    Transport,
-)
+from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.target import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
 
 __all__ = ["CHUNK_BYTES", "InProcessTransport"]
 

@@ -13,7 +13,8 @@ from gazette_sdk.broker.api.guarded import AuditedCalls, GuardedJournals, with_c
 from gazette_sdk.broker.api.http_gateway import HttpGateway
 from gazette_sdk.broker.api.json_methods import json_methods
 from gazette_sdk.broker.api.stream import stream_methods
-from gazette_sdk.broker.process import PERSIST_TIMEOUT_S, Broker, BrokerConfig
+from gazette_sdk.broker.config import BrokerConfig
+from gazette_sdk.broker.process import PERSIST_TIMEOUT_S, Broker
 from gazette_sdk.server.http import Target
 from gazette_sdk.server.json_gateway import JsonGateway
 from gazette_sdk.server.limits import raise_open_files_limit

@@ -57,7 +57,8 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
 from gazette_sdk.protocol.journal_spec import desired_replication
 from gazette_sdk.protocol.non_null_fields import complete
-from gazette_sdk.transport.base import AppendItem, Transport
+from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.target import AppendItem
 
 __all__ = ["Appends"]
 

@@ -20,7 +20,8 @@ from gazette_sdk.cluster.broker_keys import (
     route_value,
     withdrawn_route,
 )
-from gazette_sdk.cluster.etcd import Compare, Etcd, Operation, Put, TxnResult
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import Compare, Operation, Put, TxnResult
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.non_null_fields import complete
 

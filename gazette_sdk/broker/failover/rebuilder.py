@@ -40,7 +40,8 @@ from gazette_sdk.cluster.broker_keys import (
     BrokerKeySpace,
     JournalAllocation,
 )
-from gazette_sdk.cluster.etcd import Compare, Etcd
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import Compare
 from gazette_sdk.cluster.verification.decision import Input
 from gazette_sdk.cluster.verification.probe import DIAL_TIMEOUT_S
 from gazette_sdk.errors import DeadlineExceededError, EtcdError

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from gazette_sdk.cluster.broker_keys import BrokerAssignment
-from gazette_sdk.cluster.etcd import Compare, Delete, Operation, Put
+from gazette_sdk.cluster.etcd_messages import Compare, Delete, Operation, Put
 
 __all__ = ["Action", "Candidate", "Decision", "decide", "hand_over", "replace", "unchanged"]
 

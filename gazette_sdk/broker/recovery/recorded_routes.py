@@ -23,7 +23,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry
-from gazette_sdk.cluster.etcd import Compare, Delete, Etcd, KeyValue, Operation, Put
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import Compare, Delete, KeyValue, Operation, Put
 from gazette_sdk.cluster.item_keyspace import parse_value
 from gazette_sdk.cluster.keyspace import Entry, KeySpace
 from gazette_sdk.protocol import broker_pb2 as pb

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from gazette_sdk.broker.recovery.last_routes import LastRoute, LastRoutes
 from gazette_sdk.broker.recovery.recorded_routes import RecordedRoute, RecordedRoutes
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace
-from gazette_sdk.cluster.etcd import Compare, Delete, Etcd, Operation
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import Compare, Delete, Operation
 from gazette_sdk.errors import EtcdError
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol.journal_spec import is_suspended

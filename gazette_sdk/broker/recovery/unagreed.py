@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from gazette_sdk.broker.replica import Replica
-from gazette_sdk.broker.spool.directory import CompletedSpool
+from gazette_sdk.broker.spool.content_file import CompletedSpool
 
 __all__ = ["Fate", "UnagreedSpools", "fate_of"]
 

@@ -23,7 +23,8 @@ from gazette_sdk.broker.recovery.last_routes import LastRoutes
 from gazette_sdk.broker.recovery.recorded_routes import RecordedRoutes
 from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.cluster.broker_keys import BrokerAssignment, BrokerKeySpace, route_value
-from gazette_sdk.cluster.etcd import Compare, Delete, Etcd, Operation, Put
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import Compare, Delete, Operation, Put
 from gazette_sdk.errors import EtcdError
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb

@@ -34,8 +34,13 @@ from gazette_sdk.broker.spool.chunk_queue import (
 )
 from gazette_sdk.broker.spool.commit_log import Commit, CommitLog, write_all
 from gazette_sdk.broker.spool.compression import COMPRESSION_BATCH_BYTES
-from gazette_sdk.broker.spool.content_file import ContentFile, SpoolDiskError, SpoolError
-from gazette_sdk.broker.spool.directory import CompletedSpool, JournalSpools
+from gazette_sdk.broker.spool.content_file import (
+    CompletedSpool,
+    ContentFile,
+    SpoolDiskError,
+    SpoolError,
+)
+from gazette_sdk.broker.spool.directory import JournalSpools
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import set_sum
 

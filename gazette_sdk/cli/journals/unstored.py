@@ -14,7 +14,8 @@ from gazette_sdk.cli.journals.selection import is_fully_suspended
 from gazette_sdk.errors import STATUS_NAMES, GazetteError, UnavailableError
 from gazette_sdk.fragment.cover import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.base import Target, Transport
+from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.target import Target
 
 __all__ = ["Unstored", "unstored_of", "unstored_spans"]
 

@@ -19,7 +19,7 @@ from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.allocator import metrics
 from gazette_sdk.cluster.allocator.converge import Checkpoint
 from gazette_sdk.cluster.allocator.state import State
-from gazette_sdk.cluster.etcd import Compare, Delete, Put
+from gazette_sdk.cluster.etcd_messages import Compare, Delete, Put
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry
 
 __all__ = ["EXCHANGES_MAX", "ITEM_EXCHANGES_MAX", "Exchanges", "balance_primaries"]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.allocator import metrics
 from gazette_sdk.cluster.allocator.state import State
-from gazette_sdk.cluster.etcd import Compare, Delete, Operation, Put
+from gazette_sdk.cluster.etcd_messages import Compare, Delete, Operation, Put
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry
 
 __all__ = ["Addition", "Checkpoint", "ItemState", "converge", "remove_dead"]

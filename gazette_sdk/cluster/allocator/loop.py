@@ -17,7 +17,8 @@ from gazette_sdk.cluster.allocator.placement import current_placement, shortfall
 from gazette_sdk.cluster.allocator.solver import solve
 from gazette_sdk.cluster.allocator.state import State, leader_of
 from gazette_sdk.cluster.allocator.txn import TXN_MAX, BatchedTxn
-from gazette_sdk.cluster.etcd import Compare, Etcd
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import Compare
 from gazette_sdk.cluster.item_keyspace import ItemKeySpace, MemberEntry
 from gazette_sdk.errors import EtcdError, LeaseLostError
 from gazette_sdk.outage import Outage

@@ -25,7 +25,14 @@ from gazette_sdk.cluster.allocator.description import (
 from gazette_sdk.cluster.allocator.placement import fair_share
 from gazette_sdk.cluster.allocator.solver import solve
 from gazette_sdk.cluster.allocator.state import State
-from gazette_sdk.cluster.etcd import Delete, KeyValue, Operation, Put, WatchBatch, WatchEvent
+from gazette_sdk.cluster.etcd_messages import (
+    Delete,
+    KeyValue,
+    Operation,
+    Put,
+    WatchBatch,
+    WatchEvent,
+)
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry, ItemKeySpace
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol import broker_pb2 as pb

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from gazette_sdk.cluster.allocator.converge import Checkpoint
-from gazette_sdk.cluster.etcd import Compare, Operation, TxnResult
+from gazette_sdk.cluster.etcd_messages import Compare, Operation, TxnResult
 from gazette_sdk.errors import EtcdError
 
 __all__ = ["TXN_MAX", "BatchedTxn", "Commit"]

@@ -16,7 +16,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from gazette_sdk.cluster.etcd import Compare, Delete, Etcd, Put
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import Compare, Delete, Put
 from gazette_sdk.cluster.item_keyspace import ProcessKeySpace
 from gazette_sdk.cluster.keyspace import Entry, KeySpace
 from gazette_sdk.cluster.verification.decision import Input

@@ -12,7 +12,8 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, ClassVar
 
-from gazette_sdk.cluster.etcd import Compare, Etcd
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import Compare
 from gazette_sdk.cluster.item_keyspace import MemberEntry, ProcessKeySpace
 from gazette_sdk.cluster.verification.challenges import Challenges
 from gazette_sdk.cluster.verification.decision import DIALS, ENDS, Input, State, step

@@ -18,7 +18,8 @@ from gazette_sdk.errors import ClosedError, ConfigurationError
 from gazette_sdk.message.flags import ACK_TXN
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.message.sequencing.run import Message, Run, ShortRun
-from gazette_sdk.message.sequencing.sequencer import ReplayRange, Sequencer
+from gazette_sdk.message.sequencing.sequencer import Sequencer
+from gazette_sdk.message.sequencing.state import ReplayRange
 
 __all__ = [
     "HORIZON_S",

@@ -17,31 +17,3 @@ And back::
     hoist(root)
     text = dump(root)
 """
-
-from gazette_sdk.protocol.journalspace.text import dump, flag_text, parse
-from gazette_sdk.protocol.journalspace.tree import (
-    Node,
-    extract,
-    from_list_response,
-    hoist,
-    mark_unpatched_for_deletion,
-    patch,
-    push_down,
-    shared_prefix,
-    to_apply_request,
-)
-
-__all__ = [
-    "Node",
-    "dump",
-    "extract",
-    "flag_text",
-    "from_list_response",
-    "hoist",
-    "mark_unpatched_for_deletion",
-    "parse",
-    "patch",
-    "push_down",
-    "shared_prefix",
-    "to_apply_request",
-]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gazette_sdk.errors import StreamProtocolError
-from gazette_sdk.protocol.stream_frames import Kind, encode, encode_goaway
+from gazette_sdk.protocol.stream_frames.encoding import Kind, encode, encode_goaway
 
 __all__ = ["Calls"]
 

@@ -17,7 +17,8 @@ from gazette_sdk.protocol.stream_calls.events import (
     Status,
     out_of_order,
 )
-from gazette_sdk.protocol.stream_frames import (
+from gazette_sdk.protocol.stream_frames.decoding import decode_hello, decode_status, decode_text
+from gazette_sdk.protocol.stream_frames.encoding import (
     ABORT_FRAME,
     CONTENT_BYTES_MAX,
     END_FRAME,
@@ -26,9 +27,6 @@ from gazette_sdk.protocol.stream_frames import (
     Frame,
     Kind,
     Method,
-    decode_hello,
-    decode_status,
-    decode_text,
     encode,
     encode_append,
     encode_call,

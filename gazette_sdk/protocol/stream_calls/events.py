@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-from gazette_sdk.protocol.stream_frames import Frame, Kind
+from gazette_sdk.protocol.stream_frames.encoding import Frame, Kind
 from gazette_sdk.protocol.stream_pb2 import CallHead, Hello
 
 __all__ = [

@@ -22,23 +22,22 @@ from gazette_sdk.protocol.stream_calls.events import (
     Pong,
     out_of_order,
 )
-from gazette_sdk.protocol.stream_frames import (
+from gazette_sdk.protocol.stream_frames.decoding import decode_call, decode_head, decode_text
+from gazette_sdk.protocol.stream_frames.encoding import (
+    FRAME_HEADER,
     MESSAGE_BYTES_MAX,
     METHODS,
     STATUS_OK_FRAME,
-    CallHead,
     Frame,
     Kind,
     MethodTraits,
-    decode_call,
-    decode_head,
-    decode_text,
+    complaint,
     encode,
     encode_hello,
     encode_status,
     header,
 )
-from gazette_sdk.protocol.stream_frames.encoding import FRAME_HEADER, complaint
+from gazette_sdk.protocol.stream_pb2 import CallHead
 
 __all__ = ["TABLE", "ReceiveState", "ServerCalls", "ServerEffect", "ServerEvent"]
 

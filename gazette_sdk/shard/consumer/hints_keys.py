@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gazette_sdk.cluster.consumer_keys import ShardAssignment
-from gazette_sdk.cluster.etcd import Compare, Etcd, Get, KeyValue, Put
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import Compare, Get, KeyValue, Put
 from gazette_sdk.errors import EtcdError, ValidationError
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import recoverylog_pb2 as rpb

@@ -10,7 +10,8 @@ from gazette_sdk.server.json_gateway import JsonGateway
 from gazette_sdk.server.limits import raise_open_files_limit
 from gazette_sdk.server.process import STOP_GRACE_S, Server
 from gazette_sdk.shard.application.application import Application
-from gazette_sdk.shard.consumer.process import Consumer, ConsumerConfig
+from gazette_sdk.shard.consumer.config import ConsumerConfig
+from gazette_sdk.shard.consumer.process import Consumer
 from gazette_sdk.shard.consumer.service import json_methods, shard_methods
 from gazette_sdk.transport.base import Transport
 

@@ -7,7 +7,8 @@ import logging
 from collections.abc import Iterable
 
 from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace, ShardAssignment
-from gazette_sdk.cluster.etcd import Compare, Etcd, Put
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import Compare, Put
 from gazette_sdk.errors import EtcdError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb

@@ -21,7 +21,8 @@ from gazette_sdk.message.reading.journal_decoder import JournalDecoder, journal_
 from gazette_sdk.message.reading.list_delivery import ListDelivery
 from gazette_sdk.message.reading.plan import Plan
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
-from gazette_sdk.message.sequencing.sequencer import RING_SIZE, Sequencer
+from gazette_sdk.message.sequencing.machine import RING_SIZE
+from gazette_sdk.message.sequencing.sequencer import Sequencer
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.names import validate_journal
 from gazette_sdk.transport.base import Transport

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gazette_sdk.cluster import etcd as etcd_module
-from gazette_sdk.cluster.etcd import prefix_end
+from gazette_sdk.cluster.etcd_messages import prefix_end
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.brokers import LIMIT_S, HandCluster, crash, journal_spec
 from support.etcd import run

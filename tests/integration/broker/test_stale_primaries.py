@@ -19,7 +19,7 @@ import pytest
 from gazette_sdk.broker.append.append import _Append
 from gazette_sdk.broker.append.machine import State
 from gazette_sdk.cluster.broker_keys import route_value
-from gazette_sdk.cluster.etcd import Delete, Put
+from gazette_sdk.cluster.etcd_messages import Delete, Put
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.routes import route_of

@@ -10,7 +10,7 @@ from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.allocator.loop import run_allocator
 from gazette_sdk.cluster.allocator.state import leader_of
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalAllocation
-from gazette_sdk.cluster.etcd import Delete, Put
+from gazette_sdk.cluster.etcd_messages import Delete, Put
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.etcd import run
 

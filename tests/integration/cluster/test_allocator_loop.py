@@ -12,7 +12,7 @@ from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.allocator import loop as module
 from gazette_sdk.cluster.allocator import metrics
 from gazette_sdk.cluster.allocator.loop import run_allocator
-from gazette_sdk.cluster.etcd import Compare, Delete, Put
+from gazette_sdk.cluster.etcd_messages import Compare, Delete, Put
 from gazette_sdk.errors import EtcdUnavailableError, LeaseLostError
 from support.allocation import VectorAllocation, item_value, member_value, vector_keyspace
 from support.etcd import run, within

@@ -7,7 +7,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from gazette_sdk.cluster import etcd as module
-from gazette_sdk.cluster.etcd import Compare, Delete, Etcd, Get, Put, prefix_end
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import Compare, Delete, Get, Put, prefix_end
 from gazette_sdk.cluster.etcd_server import EtcdServer
 from gazette_sdk.errors import (
     ClosedError,

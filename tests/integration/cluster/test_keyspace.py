@@ -9,7 +9,8 @@ import pytest
 
 from gazette_sdk.cluster import etcd as etcd_module
 from gazette_sdk.cluster import keyspace as module
-from gazette_sdk.cluster.etcd import Delete, Etcd, Put
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import Delete, Put
 from gazette_sdk.cluster.etcd_server import EtcdServer
 from gazette_sdk.cluster.keyspace import Entry, KeySpace
 from gazette_sdk.errors import EtcdCompactedError, EtcdUnavailableError

@@ -14,7 +14,7 @@ import pytest
 
 from gazette_sdk.cluster.allocator.loop import run_allocator
 from gazette_sdk.cluster.allocator.state import leader_of
-from gazette_sdk.cluster.etcd import Compare, Delete, Put, prefix_end
+from gazette_sdk.cluster.etcd_messages import Compare, Delete, Put, prefix_end
 from support.allocation import VectorAllocation, vector_keyspace
 from support.etcd import run
 from support.vectors import group

@@ -12,7 +12,8 @@ import pytest
 
 from gazette_sdk import Publisher, Reader, connect, mapping
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.base import AppendItem, Transport
+from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.target import AppendItem
 from gazette_sdk.transport.wires.base import PreparedAppend
 from gazette_sdk.transport.wires.grpc.transport import GrpcWire
 from integration.message.topics import Topic

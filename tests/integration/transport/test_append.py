@@ -12,7 +12,8 @@ import pytest
 from gazette_sdk import errors
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import metrics
-from gazette_sdk.transport.append.append import CHUNK_BYTES, append, append_once
+from gazette_sdk.transport.append.append import append, append_once
+from gazette_sdk.transport.append.route import CHUNK_BYTES
 from gazette_sdk.transport.wires.grpc.transport import GrpcTransport
 from support.scripted_broker import (
     RefusalError,

@@ -12,7 +12,9 @@ from gazette_sdk.errors import CallError, ClosedError, UnavailableError, Validat
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability, authority_for
 from gazette_sdk.transport.target import SERVICE, Target
-from gazette_sdk.transport.wires.stream import ChosenTransport, StreamTransport, blocking
+from gazette_sdk.transport.wires.stream import blocking
+from gazette_sdk.transport.wires.stream.choice import ChosenTransport
+from gazette_sdk.transport.wires.stream.transport import StreamTransport
 from support.scripted_broker import append_ok, append_status, in_loop, route_to, until
 from support.scripted_stream import ScriptedStream
 

@@ -14,11 +14,11 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import rpc
 from gazette_sdk.protocol.fragments import content_path
 from gazette_sdk.transport import fragment_store
-from gazette_sdk.transport.base import ANYWHERE
 from gazette_sdk.transport.fragment_store import FragmentStoreTransport
 from gazette_sdk.transport.listing import get_journal, list_all_fragments, list_journals
 from gazette_sdk.transport.read.reader import OffsetJumpError
 from gazette_sdk.transport.read.retry_reader import RetryReader
+from gazette_sdk.transport.target import ANYWHERE
 from support.fragment_files import fragment_of, store_fragment
 from support.scripted_broker import in_loop
 

@@ -13,7 +13,7 @@ from gazette_sdk.errors import (
     UnavailableError,
 )
 from gazette_sdk.protocol import stream_liveness
-from gazette_sdk.protocol.stream_calls import Ping
+from gazette_sdk.protocol.stream_calls.events import Ping
 from gazette_sdk.transport.append.appender import INLINE_BYTES_MAX
 from support.blocking_clients import (
     OPENING,

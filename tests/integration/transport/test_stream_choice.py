@@ -12,11 +12,11 @@ from gazette_sdk import Publisher, Reader, mapping
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import connect
-from gazette_sdk.transport.base import Target
 from gazette_sdk.transport.loop import run
-from gazette_sdk.transport.target import SERVICE
-from gazette_sdk.transport.wires.stream import ChosenTransport, StreamTransport, choice
-from gazette_sdk.transport.wires.stream.choice import REMEMBERED_S
+from gazette_sdk.transport.target import SERVICE, Target
+from gazette_sdk.transport.wires.stream import choice
+from gazette_sdk.transport.wires.stream.choice import REMEMBERED_S, ChosenTransport
+from gazette_sdk.transport.wires.stream.transport import StreamTransport
 from support.scripted_broker import (
     ScriptedBroker,
     header,

@@ -11,8 +11,8 @@ import pytest
 from gazette_sdk.errors import ClosedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.testing.tcp_proxy import TcpProxy
-from gazette_sdk.transport.wires.stream import StreamTransport
 from gazette_sdk.transport.wires.stream import pool as pool_module
+from gazette_sdk.transport.wires.stream.transport import StreamTransport
 from support.scripted_broker import append_ok, in_loop, read_metadata, until
 from support.scripted_stream import ScriptedStream
 from support.stream_transports import APPLIED, apply, obliging, pool, read, served

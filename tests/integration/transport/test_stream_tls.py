@@ -13,10 +13,11 @@ from gazette_sdk.errors import ConfigurationError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.service import RPCS_BY_NAME
 from gazette_sdk.server.process import Server
-from gazette_sdk.server.stream_server import Answer, StreamMethod
+from gazette_sdk.server.stream_method import Answer, StreamMethod
 from gazette_sdk.server.tls import server_context
-from gazette_sdk.transport.wires.stream import ChosenTransport, StreamTransport
+from gazette_sdk.transport.wires.stream.choice import ChosenTransport
 from gazette_sdk.transport.wires.stream.dialing import NotStreamError, TlsContext, dial
+from gazette_sdk.transport.wires.stream.transport import StreamTransport
 from gazette_sdk.transport.wires.tls import Tls
 from support.certificates import Authority
 from support.scripted_broker import header, in_loop

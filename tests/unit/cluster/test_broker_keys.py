@@ -12,7 +12,7 @@ from gazette_sdk.cluster.broker_keys import (
     is_consistent,
     route_value,
 )
-from gazette_sdk.cluster.etcd import KeyValue, WatchBatch, WatchEvent
+from gazette_sdk.cluster.etcd_messages import KeyValue, WatchBatch, WatchEvent
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry, MemberEntry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.journal_spec import DEFAULT_MAX_REPLICATION

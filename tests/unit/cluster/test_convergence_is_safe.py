@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gazette_sdk.cluster.allocator.converge import converge
 from gazette_sdk.cluster.allocator.solver import solve
 from gazette_sdk.cluster.allocator.state import State
-from gazette_sdk.cluster.etcd import Delete, Put
+from gazette_sdk.cluster.etcd_messages import Delete, Put
 from support.allocation import VectorAllocation, filled, item_value, member_value
 
 ITEMS = st.lists(st.integers(0, 3), max_size=6)

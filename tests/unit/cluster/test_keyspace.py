@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.cluster.etcd import KeyValue, WatchBatch, WatchEvent
+from gazette_sdk.cluster.etcd_messages import KeyValue, WatchBatch, WatchEvent
 from gazette_sdk.cluster.keyspace import Entry, KeySpace, restart_delay_s
 from gazette_sdk.errors import ConfigurationError, EtcdError
 from gazette_sdk.protocol import broker_pb2 as pb

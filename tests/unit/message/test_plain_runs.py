@@ -15,7 +15,8 @@ from gazette_sdk.message.sequencing.plain_runs import (
     plain_prefix,
 )
 from gazette_sdk.message.sequencing.run import Message, Run
-from gazette_sdk.message.sequencing.sequencer import Outcome, Sequencer
+from gazette_sdk.message.sequencing.sequencer import Sequencer
+from gazette_sdk.message.sequencing.state import Outcome
 from support.sequencing import feed, run_of, states
 
 O, C, A, X = OUTSIDE_TXN, CONTINUE_TXN, ACK_TXN, 0x7  # noqa: E741 - as tables write them

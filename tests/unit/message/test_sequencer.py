@@ -12,7 +12,8 @@ from gazette_sdk.message.sequencing import sequencer as sequencer_module
 from gazette_sdk.message.sequencing import state
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint, ProducerState
 from gazette_sdk.message.sequencing.run import Message
-from gazette_sdk.message.sequencing.sequencer import ReplayRange, Sequencer
+from gazette_sdk.message.sequencing.sequencer import Sequencer
+from gazette_sdk.message.sequencing.state import ReplayRange
 from support.sequencing import (
     UNKNOWN,
     A,

@@ -8,7 +8,8 @@ from prometheus_client import REGISTRY
 
 from gazette_sdk.message.sequencing import metrics as sequencer_metrics
 from gazette_sdk.message.sequencing.metrics import RareLog
-from gazette_sdk.message.sequencing.sequencer import Outcome, Sequencer
+from gazette_sdk.message.sequencing.sequencer import Sequencer
+from gazette_sdk.message.sequencing.state import Outcome
 from support.sequencing import (
     UNKNOWN,
     A,

@@ -15,31 +15,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gazette_sdk.errors import StreamProtocolError
-from gazette_sdk.protocol.stream_calls import (
+from gazette_sdk.protocol.stream_calls import client, server
+from gazette_sdk.protocol.stream_calls.client import ClientCalls
+from gazette_sdk.protocol.stream_calls.events import (
     NOT_RUN,
     PIPELINE_MAX,
     Aborted,
     CallBegan,
     CallRefused,
-    ClientCalls,
     HalfClosed,
     HelloReceived,
     Item,
     Ping,
     Pong,
-    ServerCalls,
     Status,
-    client,
-    server,
 )
-from gazette_sdk.protocol.stream_frames import (
+from gazette_sdk.protocol.stream_calls.server import ServerCalls
+from gazette_sdk.protocol.stream_frames.decoding import FrameBuffer, decode_status
+from gazette_sdk.protocol.stream_frames.encoding import (
     HEADER_BYTES,
     METHODS,
     Frame,
-    FrameBuffer,
     Kind,
     Method,
-    decode_status,
     encode,
 )
 from support.frame_feed import FrameFeed

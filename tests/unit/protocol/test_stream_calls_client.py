@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gazette_sdk.errors import StreamProtocolError
-from gazette_sdk.protocol.stream_calls import (
+from gazette_sdk.protocol.stream_calls.client import ClientCalls
+from gazette_sdk.protocol.stream_calls.events import (
     NOT_RUN,
     PIPELINE_MAX,
-    ClientCalls,
     GoAway,
     HelloReceived,
     Item,
@@ -16,17 +16,17 @@ from gazette_sdk.protocol.stream_calls import (
     Pong,
     Status,
 )
-from gazette_sdk.protocol.stream_frames import (
+from gazette_sdk.protocol.stream_frames.encoding import (
     ABORT_FRAME,
     END_FRAME,
     Frame,
-    Hello,
     Kind,
     Method,
     encode,
     encode_goaway,
     encode_hello,
 )
+from gazette_sdk.protocol.stream_pb2 import Hello
 from support.frame_feed import FrameFeed
 from support.stream_calls import FRAMES, cells, client_in, frame_of
 

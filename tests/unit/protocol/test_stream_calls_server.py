@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gazette_sdk.errors import StreamProtocolError
-from gazette_sdk.protocol.stream_calls import (
+from gazette_sdk.protocol.stream_calls.events import (
     NOT_RUN,
     PIPELINE_MAX,
     Aborted,
@@ -16,21 +16,21 @@ from gazette_sdk.protocol.stream_calls import (
     Item,
     Ping,
     Pong,
-    ServerCalls,
 )
-from gazette_sdk.protocol.stream_frames import (
+from gazette_sdk.protocol.stream_calls.server import ServerCalls
+from gazette_sdk.protocol.stream_frames.decoding import decode_status
+from gazette_sdk.protocol.stream_frames.encoding import (
     HEADER_BYTES,
     METHODS,
     STATUS_OK_FRAME,
-    CallHead,
     Frame,
     Kind,
     Method,
-    decode_status,
     encode,
     encode_goaway,
     encode_hello,
 )
+from gazette_sdk.protocol.stream_pb2 import CallHead
 from support.frame_feed import FrameFeed
 from support.stream_calls import AFTER_SUCCESS, FRAMES, call_frame, cells, client_in, server_in
 

@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 
 from gazette_sdk.errors import StreamProtocolError
 from gazette_sdk.protocol.service import RPCS
-from gazette_sdk.protocol.stream_frames import (
+from gazette_sdk.protocol.stream_frames.decoding import (
+    FrameBuffer,
+    StatusLine,
+    decode_call,
+    decode_head,
+    decode_hello,
+    decode_status,
+    decode_text,
+)
+from gazette_sdk.protocol.stream_frames.encoding import (
     ABORT_FRAME,
     CONTENT_BYTES_MAX,
     END_FRAME,
@@ -26,19 +35,10 @@ from gazette_sdk.protocol.stream_frames import (
     PING_BYTES_MAX,
     PREFACE,
     STATUS_OK_FRAME,
-    CallHead,
     Frame,
-    FrameBuffer,
-    Hello,
     Kind,
     Method,
     MethodTraits,
-    StatusLine,
-    decode_call,
-    decode_head,
-    decode_hello,
-    decode_status,
-    decode_text,
     encode,
     encode_append,
     encode_call,
@@ -47,6 +47,7 @@ from gazette_sdk.protocol.stream_frames import (
     encode_status,
     header,
 )
+from gazette_sdk.protocol.stream_pb2 import CallHead, Hello
 from support.frame_feed import FrameFeed
 
 CASES = int(os.environ.get("STREAM_CASES", "100"))

@@ -12,7 +12,7 @@ from gazette_sdk.transport import Transport, connect
 from gazette_sdk.transport.fragment_store import FragmentStoreTransport
 from gazette_sdk.transport.routing.routed import RoutedTransport
 from gazette_sdk.transport.wires.grpc.transport import GrpcTransport
-from gazette_sdk.transport.wires.stream import ChosenTransport
+from gazette_sdk.transport.wires.stream.choice import ChosenTransport
 from gazette_sdk.transport.wires.tls import Tls
 
 

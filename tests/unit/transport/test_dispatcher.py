@@ -4,7 +4,6 @@ import pytest
 
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.base import Target
 from gazette_sdk.transport.routing.dispatcher import (
     Action,
     Health,
@@ -13,7 +12,7 @@ from gazette_sdk.transport.routing.dispatcher import (
     candidates,
     choose,
 )
-from gazette_sdk.transport.target import SERVICE, Peer
+from gazette_sdk.transport.target import SERVICE, Peer, Target
 from support.vectors import group
 
 MEMBERS = ("remote/primary", "local/replica", "local/other-replica")

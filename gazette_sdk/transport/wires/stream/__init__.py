@@ -16,8 +16,3 @@ Read in this order:
 """
 
 from __future__ import annotations
-
-from gazette_sdk.transport.wires.stream.choice import ChosenTransport
-from gazette_sdk.transport.wires.stream.transport import StreamTransport
-
-__all__ = ["ChosenTransport", "StreamTransport"]

@@ -17,12 +17,15 @@ from gazette_sdk.errors import (
     UnavailableError,
 )
 from gazette_sdk.protocol.status_codes import CODE_NAMES
-from gazette_sdk.protocol.stream_calls import Status
-from gazette_sdk.protocol.stream_frames import CallHead
+from gazette_sdk.protocol.stream_calls.events import Status
+from gazette_sdk.protocol.stream_pb2 import CallHead
 from gazette_sdk.transport.target import Destination
 from gazette_sdk.transport.wires.call_status import call_error
 
 __all__ = ["Call", "Ended", "Head", "malformed", "no_response", "too_long"]
+
+ALPN = "gzt/1"
+"""This wire's name in TLS."""
 
 
 class Head:
@@ -134,3 +137,13 @@ def malformed(to: Destination, error: DecodeError) -> GazetteError:
 def no_response(to: Destination) -> GazetteError:
     """Return the error of a call that succeeded without a response."""
     return CallError(f"{to.rpc.name} at {to.where}: ended without a response", journal=to.journal)
+
+
+def check_alpn(agreed: str | None) -> None:
+    """Check the protocol that TLS agreed on; None where there is none.
+
+    Raises:
+        StreamProtocolError: it is another one than ours.
+    """
+    if agreed not in {None, ALPN}:
+        raise StreamProtocolError(f"it chose {agreed} in TLS")

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gazette_sdk.errors import ConfigurationError, StreamProtocolError, UnavailableError
 from gazette_sdk.protocol import urls
-from gazette_sdk.protocol.stream_calls import ClientCalls
+from gazette_sdk.protocol.stream_calls.client import ClientCalls
+from gazette_sdk.transport.wires.stream.call import ALPN
 from gazette_sdk.transport.wires.tls import Tls
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-ALPN = "gzt/1"
-"""This wire's name in TLS."""
 
 PROTOCOLS = (ALPN, "h2")
 """Names to offer in TLS: a server that does not speak the first shows it by the second."""
@@ -82,16 +81,6 @@ class TlsContext:
                 _log.error("the earlier certificates stay in use: %s", error)
             self._stamps = stamps
         return self._context
-
-
-def check_alpn(agreed: str | None) -> None:
-    """Check the protocol that TLS agreed on; None where there is none.
-
-    Raises:
-        StreamProtocolError: it is another one than ours.
-    """
-    if agreed not in {None, ALPN}:
-        raise StreamProtocolError(f"it chose {agreed} in TLS")
 
 
 async def dial(

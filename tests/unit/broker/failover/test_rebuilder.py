@@ -11,7 +11,7 @@ from gazette_sdk.broker.failover.rebuilder import Rebuilder
 from gazette_sdk.broker.failover.replacement import Action, Candidate, Decision
 from gazette_sdk.broker.replication.peer_streams import PeerStreams
 from gazette_sdk.cluster.broker_keys import JournalAllocation
-from gazette_sdk.cluster.etcd import Delete, Put
+from gazette_sdk.cluster.etcd_messages import Delete, Put
 from gazette_sdk.cluster.verification.decision import Input
 from gazette_sdk.errors import DeadlineExceededError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb

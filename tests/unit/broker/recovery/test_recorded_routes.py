@@ -6,7 +6,7 @@ import pytest
 
 from gazette_sdk.broker.recovery.recorded_routes import RecordedRoutes
 from gazette_sdk.cluster.broker_keys import WITHDRAWN_ROUTE
-from gazette_sdk.cluster.etcd import Delete, Put
+from gazette_sdk.cluster.etcd_messages import Delete, Put
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.brokers import ZONE, Mirror, journal_spec
 

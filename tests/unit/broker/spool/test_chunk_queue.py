@@ -16,8 +16,8 @@ from gazette_sdk.broker.spool.chunk_queue import (
     ChunkThread,
 )
 from gazette_sdk.broker.spool.commit_log import write_all
+from gazette_sdk.broker.spool.content_file import SpoolDiskError
 from gazette_sdk.broker.spool.directory import SpoolDirectory
-from gazette_sdk.broker.spool.spool import SpoolDiskError
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.spools import SpoolUser, sum_of_content
 

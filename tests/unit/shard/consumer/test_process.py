@@ -3,11 +3,12 @@ from __future__ import annotations
 import pytest
 
 from gazette_sdk.cluster import keys
-from gazette_sdk.cluster.etcd import KeyValue, WatchBatch, WatchEvent
+from gazette_sdk.cluster.etcd_messages import KeyValue, WatchBatch, WatchEvent
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
-from gazette_sdk.shard.consumer.process import Consumer, ConsumerConfig
+from gazette_sdk.shard.consumer.config import ConsumerConfig
+from gazette_sdk.shard.consumer.process import Consumer
 from gazette_sdk.shard.consumer.shard import LocalShard
 from support.etcd import run
 from support.order_totals import totals
