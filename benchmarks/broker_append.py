@@ -19,8 +19,7 @@ from peers.gazette import specs_of
 from raw import RawStream, append_frames, read_frame
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.stream_frames.decoding import decode_status
-from gazette_sdk.protocol.stream_frames.encoding import Frame, Kind
+from gazette_sdk.protocol.stream_frames import Frame, Kind, decode_status
 
 TOPIC = "appended"
 JOURNALS = 8

@@ -18,7 +18,7 @@ from raw import RawStream, append_frames
 
 from gazette_sdk import Publisher, connect, mapping
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.stream_frames.encoding import END_FRAME, Kind, Method, encode, encode_call
+from gazette_sdk.protocol.stream_frames import END_FRAME, Kind, Method, encode, encode_call
 from gazette_sdk.transport import Transport
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.append.append import append_once

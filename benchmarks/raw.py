@@ -10,12 +10,13 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.stream_frames.decoding import FrameBuffer, decode_status
-from gazette_sdk.protocol.stream_frames.encoding import (
+from gazette_sdk.protocol.stream_frames import (
     PREFACE,
     Frame,
+    FrameBuffer,
     Kind,
     Method,
+    decode_status,
     encode,
     encode_append,
     encode_call,

@@ -27,8 +27,7 @@ from raw import RawStream, append_frames, read_frame
 
 from gazette_sdk.local_cluster import LocalCluster
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.stream_frames.decoding import decode_status
-from gazette_sdk.protocol.stream_frames.encoding import Frame, Kind
+from gazette_sdk.protocol.stream_frames import Frame, Kind, decode_status
 from gazette_sdk.testing import gazette_cluster
 from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.read.retry_reader import RetryReader

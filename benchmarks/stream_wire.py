@@ -25,7 +25,7 @@ from raw import RawStream, append_frames, read_frame
 from wire import JOURNAL, append, read, write_and_hash
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.stream_frames.encoding import END_FRAME, Kind, Method, encode, encode_call
+from gazette_sdk.protocol.stream_frames import END_FRAME, Kind, Method, encode, encode_call
 from gazette_sdk.transport import Transport, connect
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.append.append import append_once

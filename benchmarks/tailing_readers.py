@@ -30,7 +30,7 @@ from measure import ClusterProcess, Figure, arguments, cluster, percentile, repo
 from raw import RawStream, append_frames, read_frame
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.stream_frames.encoding import Kind, encode
+from gazette_sdk.protocol.stream_frames import Kind, encode
 
 CORE_PERCENT_MAX = 25.0
 READER_KIB_MAX = 64.0

@@ -7,8 +7,7 @@ from collections.abc import Collection
 from gazette_sdk.errors import UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
-from gazette_sdk.protocol.labels import label_set
-from gazette_sdk.protocol.selectors import matches, matches_journal
+from gazette_sdk.protocol.labels import label_set, matches, matches_journal
 
 __all__ = ["admit_change"]
 

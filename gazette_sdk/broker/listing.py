@@ -22,10 +22,9 @@ from gazette_sdk.cluster.etcd_messages import Compare, Get
 from gazette_sdk.errors import UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
-from gazette_sdk.protocol.non_null_fields import complete
-from gazette_sdk.protocol.routes import attach_endpoints, unrouted_header
-from gazette_sdk.protocol.selectors import Matcher, rewrite_prefix
-from gazette_sdk.protocol.varint import encode_varint
+from gazette_sdk.protocol.durations import encode_varint
+from gazette_sdk.protocol.labels import Matcher, rewrite_prefix
+from gazette_sdk.protocol.rules import attach_endpoints, complete, unrouted_header
 
 __all__ = ["PAGE_JOURNALS", "Listing"]
 

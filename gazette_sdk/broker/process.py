@@ -61,7 +61,7 @@ from gazette_sdk.errors import ConfigurationError, EtcdError, EtcdUnavailableErr
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, authority_for
-from gazette_sdk.protocol.routes import validate_broker_spec
+from gazette_sdk.protocol.rules import validate_broker_spec
 from gazette_sdk.server.authorization import Authorization
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wires.stream.choice import ChosenTransport

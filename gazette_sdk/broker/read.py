@@ -21,7 +21,7 @@ from gazette_sdk.fragment.content import FragmentReader, open_fragment
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path
-from gazette_sdk.protocol.non_null_fields import complete
+from gazette_sdk.protocol.rules import complete
 
 __all__ = ["READ_URL_TTL_S", "FileSpan", "ReadItem", "ReadServer"]
 

@@ -27,9 +27,9 @@ from gazette_sdk.cluster.local_items import LocalItems
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
+from gazette_sdk.protocol.labels import matches_journal
 from gazette_sdk.protocol.names import strip_meta
-from gazette_sdk.protocol.routes import attach_endpoints, equivalent, route_of
-from gazette_sdk.protocol.selectors import matches_journal
+from gazette_sdk.protocol.rules import attach_endpoints, equivalent, route_of
 
 __all__ = ["MISSING_ID", "Resolution", "Resolver", "StoppingError"]
 

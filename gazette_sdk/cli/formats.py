@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import digest_of, is_zero_sum
-from gazette_sdk.protocol.non_null_fields import complete, json_fields
+from gazette_sdk.protocol.rules import complete, json_fields
 
 __all__ = [
     "NONE",

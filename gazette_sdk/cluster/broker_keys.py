@@ -24,7 +24,7 @@ from gazette_sdk.protocol.journal_spec import (
     desired_replication,
     validate_journal_spec,
 )
-from gazette_sdk.protocol.routes import (
+from gazette_sdk.protocol.rules import (
     NO_PRIMARY,
     equivalent,
     route_of,

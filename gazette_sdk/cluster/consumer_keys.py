@@ -20,7 +20,7 @@ from gazette_sdk.cluster.item_keyspace import (
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
-from gazette_sdk.protocol.routes import attach_endpoints, route_of
+from gazette_sdk.protocol.rules import attach_endpoints, route_of
 from gazette_sdk.protocol.shard_spec import (
     DEFAULT_MAX_HOT_STANDBYS,
     desired_replication,

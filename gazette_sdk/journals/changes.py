@@ -11,11 +11,9 @@ from gazette_sdk.errors import EtcdTransactionFailedError, UnauthenticatedError
 from gazette_sdk.journals.options import differences
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.journal_spec import validate_journal_spec
-from gazette_sdk.protocol.journalspace.tree import shared_prefix
-from gazette_sdk.protocol.labels import NAME, PREFIX, add
-from gazette_sdk.protocol.non_null_fields import complete
-from gazette_sdk.protocol.rpc import ANY_REVISION
-from gazette_sdk.protocol.selectors import journal_selector
+from gazette_sdk.protocol.journalspace import shared_prefix
+from gazette_sdk.protocol.labels import NAME, PREFIX, add, journal_selector
+from gazette_sdk.protocol.rules import ANY_REVISION, complete
 from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import apply_in_batches, apply_journals, list_journals

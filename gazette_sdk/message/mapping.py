@@ -22,9 +22,8 @@ import numpy.typing as npt
 
 from gazette_sdk.errors import ConfigurationError, MappingError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.labels import CONTENT_TYPE, value_of
+from gazette_sdk.protocol.labels import CONTENT_TYPE, parse_selector, topic_hint, value_of
 from gazette_sdk.protocol.names import validate_journal
-from gazette_sdk.protocol.selectors import parse_selector, topic_hint
 from gazette_sdk.user_code import call, call_each, text_of
 
 __all__ = [

@@ -23,8 +23,7 @@ from jwt.algorithms import HMACAlgorithm
 from gazette_sdk.errors import ConfigurationError, UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
-from gazette_sdk.protocol.labels import label_set
-from gazette_sdk.protocol.selectors import journal_selector
+from gazette_sdk.protocol.labels import journal_selector, label_set
 
 __all__ = [
     "LEEWAY_S",

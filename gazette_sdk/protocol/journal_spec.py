@@ -11,16 +11,16 @@ from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import labels
 from gazette_sdk.protocol.durations import HOUR_NS, MINUTE_NS, SECOND_NS, from_ns, to_ns
-from gazette_sdk.protocol.fragments import validate_codec
+from gazette_sdk.protocol.fragments import PostfixTemplate, validate_codec
 from gazette_sdk.protocol.names import (
     JOURNAL_LENGTH_BYTES,
     at,
+    parse_store_url,
     refuse_climbing,
     strip_meta,
     validate_path_component,
+    validate_store_url,
 )
-from gazette_sdk.protocol.postfix import PostfixTemplate
-from gazette_sdk.protocol.urls import parse_store_url, validate_store_url
 
 __all__ = [
     "DEFAULT_MAX_REPLICATION",

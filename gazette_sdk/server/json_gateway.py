@@ -28,7 +28,7 @@ from google.protobuf.message import Message
 
 from gazette_sdk.errors import CallError, GazetteError, UnauthenticatedError
 from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability
-from gazette_sdk.protocol.non_null_fields import OWN_FIELDS_FROM, is_non_null
+from gazette_sdk.protocol.rules import OWN_FIELDS_FROM, is_non_null
 from gazette_sdk.server.call import Call
 from gazette_sdk.server.http import Target
 from gazette_sdk.server.peer_limits import peer_of

@@ -6,7 +6,7 @@ import logging
 from typing import NamedTuple
 
 from gazette_sdk.errors import CallError, GazetteError, StoreError
-from gazette_sdk.protocol.status_codes import CODE_NAMES
+from gazette_sdk.protocol.rules import CODE_NAMES
 from gazette_sdk.user_code import described, text_of
 
 __all__ = ["CODES", "MAX_DETAILS", "SUCCESS", "Outcome", "malformed", "outcome_of"]

@@ -20,7 +20,8 @@ from typing import Protocol, cast
 
 from gazette_sdk.errors import StreamProtocolError, UnauthenticatedError
 from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability
-from gazette_sdk.protocol.stream_calls.events import (
+from gazette_sdk.protocol.served_calls import ServerCalls, ServerEvent
+from gazette_sdk.protocol.stream_calls import (
     Aborted,
     CallBegan,
     CallRefused,
@@ -29,9 +30,7 @@ from gazette_sdk.protocol.stream_calls.events import (
     Item,
     Ping,
 )
-from gazette_sdk.protocol.stream_calls.server import ServerCalls, ServerEvent
-from gazette_sdk.protocol.stream_frames.decoding import FrameBuffer
-from gazette_sdk.protocol.stream_frames.encoding import PREFACE, Frame, Kind, MethodTraits
+from gazette_sdk.protocol.stream_frames import PREFACE, Frame, FrameBuffer, Kind, MethodTraits
 from gazette_sdk.server.grpc_server import ActiveCall
 from gazette_sdk.server.outcomes import Outcome
 from gazette_sdk.server.peer_limits import UnknownCost, UnknownShare, peer_of

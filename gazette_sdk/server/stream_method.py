@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from gazette_sdk.protocol.service import Rpc
+from gazette_sdk.protocol.rules import Rpc
 from gazette_sdk.server.metrics import meters_of
 
 if TYPE_CHECKING:

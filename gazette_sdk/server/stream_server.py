@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from gazette_sdk.protocol.authorization import AllowAll, Authority
-from gazette_sdk.protocol.stream_calls.server import ServerCalls
-from gazette_sdk.protocol.stream_frames.encoding import METHODS, PREFACE, MethodTraits
+from gazette_sdk.protocol.served_calls import ServerCalls
+from gazette_sdk.protocol.stream_frames import METHODS, PREFACE, MethodTraits
 from gazette_sdk.server.grpc_server import ActiveCall
 from gazette_sdk.server.listener import PortProtocol
 from gazette_sdk.server.peer_limits import UnknownShare

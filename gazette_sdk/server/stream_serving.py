@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from gazette_sdk.errors import CallError
-from gazette_sdk.protocol.stream_calls.events import NOT_RUN, CallBegan, CallRefused, Item
-from gazette_sdk.protocol.stream_calls.server import ServerCalls
-from gazette_sdk.protocol.stream_frames.encoding import MESSAGE_BYTES_MAX
+from gazette_sdk.protocol.served_calls import ServerCalls
+from gazette_sdk.protocol.stream_calls import NOT_RUN, CallBegan, CallRefused, Item
+from gazette_sdk.protocol.stream_frames import MESSAGE_BYTES_MAX
 from gazette_sdk.server.call import MAX_CHUNK_BYTES, Call, call_of
 from gazette_sdk.server.grpc_server import ActiveCall
 from gazette_sdk.server.outcomes import SUCCESS, Outcome, outcome_of

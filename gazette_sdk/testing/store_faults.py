@@ -36,7 +36,7 @@ from gazette_sdk.fragment.stores import (
     wrap_stores,
 )
 from gazette_sdk.fragment.stores.base import OPERATION_TIMEOUT_S
-from gazette_sdk.protocol.urls import parse_store_url
+from gazette_sdk.protocol.names import parse_store_url
 from gazette_sdk.testing.chance import Chance
 
 __all__ = [

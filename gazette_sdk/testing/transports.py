@@ -21,9 +21,10 @@ from dataclasses import dataclass, field
 
 from gazette_sdk.errors import CallError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol import labels, rpc
+from gazette_sdk.protocol import labels
+from gazette_sdk.protocol import rules as rpc
 from gazette_sdk.protocol.fragments import digest_of
-from gazette_sdk.protocol.selectors import journal_selector
+from gazette_sdk.protocol.labels import journal_selector
 from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.target import AppendItem, ReadItem

@@ -33,11 +33,12 @@ from gazette_sdk.fragment.cover import CoverSet
 from gazette_sdk.fragment.listing import list_fragments
 from gazette_sdk.fragment.stores import Store, open_store
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol import labels, rpc
+from gazette_sdk.protocol import labels
+from gazette_sdk.protocol import rules as rpc
 from gazette_sdk.protocol.durations import from_ns, to_seconds
 from gazette_sdk.protocol.fragments import content_path, parse_content_path
+from gazette_sdk.protocol.labels import matches_journal, rewrite_prefix
 from gazette_sdk.protocol.names import strip_meta, validate_journal
-from gazette_sdk.protocol.selectors import matches_journal, rewrite_prefix
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import REFRESH_INTERVAL_S
 from gazette_sdk.transport.read.read_ahead import ReadAhead

@@ -25,8 +25,8 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.labels import journal_selector, parse_selector
 from gazette_sdk.protocol.names import strip_meta
-from gazette_sdk.protocol.selectors import journal_selector, parse_selector
 from gazette_sdk.transport.backoff import Pause, pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.target import ANYWHERE, Target

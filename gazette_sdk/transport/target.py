@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.service import Rpc
+from gazette_sdk.protocol.rules import Rpc
 
 __all__ = [
     "ANYWHERE",

@@ -13,7 +13,7 @@ from measure import Spent, cluster
 from peers import contender
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.stream_frames.encoding import Frame, Kind
+from gazette_sdk.protocol.stream_frames import Frame, Kind
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.stream_frames.encoding import PREFACE, Kind
+from gazette_sdk.protocol.stream_frames import PREFACE, Kind
 from gazette_sdk.transport.target import AppendItem
 from gazette_sdk.transport.wires.stream.connection import Connection
 from gazette_sdk.transport.wires.stream.transport import StreamTransport

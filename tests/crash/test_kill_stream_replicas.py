@@ -27,8 +27,8 @@ from crash.dev_cluster import free_port
 from crash.pipelines import DEPTH_MAX, SIZES, WEIGHTS, Sequence
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, is_consistent
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.stream_calls.events import NOT_RUN
-from gazette_sdk.protocol.stream_frames.encoding import CONTENT_BYTES_MAX
+from gazette_sdk.protocol.stream_calls import NOT_RUN
+from gazette_sdk.protocol.stream_frames import CONTENT_BYTES_MAX
 from support.etcd import EtcdFixture, run
 from support.raw_stream import RawStream, append_frames, head_of
 

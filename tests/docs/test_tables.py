@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gazette_sdk.protocol.urls import _COMMON_ARGUMENTS, _S3_ARGUMENTS, STORE_SCHEMES
+from gazette_sdk.protocol.names import _COMMON_ARGUMENTS, _S3_ARGUMENTS, STORE_SCHEMES
 from gazette_sdk.transport.connect import _SCHEMES
 from gazette_spark.options import KNOWN
 from gazette_spark.write_options import KNOWN as WRITE_KNOWN

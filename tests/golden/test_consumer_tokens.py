@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from gazette_sdk.protocol import consumer_pb2 as cpb
-from gazette_sdk.protocol.service import SHARD_RPCS_BY_NAME
+from gazette_sdk.protocol.rules import SHARD_RPCS_BY_NAME
 from support.etcd import EtcdFixture, run
 from support.shard_services import assign, put_shard, served_shards, shard_spec
 from support.vectors import golden

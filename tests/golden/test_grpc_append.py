@@ -14,7 +14,7 @@ import pytest
 from google.protobuf.message import Message
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.service import RPCS_BY_NAME
+from gazette_sdk.protocol.rules import RPCS_BY_NAME
 from support.golden import (
     PATTERN,
     GoldenBroker,

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from gazette_sdk.protocol.service import RPCS_BY_NAME
+from gazette_sdk.protocol.rules import RPCS_BY_NAME
 from gazette_sdk.transport.loop import run
 from support.golden import TIMEOUT_S, GoldenBroker, hand_made_member, running, spec_of
 from support.vectors import golden

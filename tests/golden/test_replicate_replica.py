@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gazette_sdk.protocol.service import RPCS_BY_NAME
+from gazette_sdk.protocol.rules import RPCS_BY_NAME
 from gazette_sdk.transport.loop import run
 from support.golden import (
     TIMEOUT_S,

@@ -26,8 +26,8 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import journalspace
 from gazette_sdk.protocol.authorization import Authority, Capability
 from gazette_sdk.protocol.fragments import content_path, parse_content_path
-from gazette_sdk.protocol.selectors import format_selector, parse_selector
-from gazette_sdk.protocol.service import RPCS_BY_NAME
+from gazette_sdk.protocol.labels import format_selector, parse_selector
+from gazette_sdk.protocol.rules import RPCS_BY_NAME
 from gazette_sdk.transport.loop import run
 from gazette_sdk.transport.wires.grpc.transport import GrpcTransport
 from support.brokers import Client, journal_spec

@@ -26,8 +26,8 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import recoverylog_pb2 as rpb
 from gazette_sdk.protocol.authorization import Capability, FixedToken, authority_for
-from gazette_sdk.protocol.selectors import parse_selector
-from gazette_sdk.protocol.service import SHARD_RPCS_BY_NAME
+from gazette_sdk.protocol.labels import parse_selector
+from gazette_sdk.protocol.rules import SHARD_RPCS_BY_NAME
 from gazette_sdk.shard.consumer.client import ShardClient, apply_in_batches
 from gazette_sdk.shard.consumer.hints_keys import (
     load_hints,

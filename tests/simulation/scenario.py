@@ -23,7 +23,7 @@ from gazette_sdk.fragment.content import decode_fragment
 from gazette_sdk.fragment.stores.base import StoredContent
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import parse_content_path
-from gazette_sdk.protocol.rpc import validate
+from gazette_sdk.protocol.rules import validate
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.target import Target
 from simulation import plants, threads

@@ -17,7 +17,7 @@ from gazette_sdk.fragment.stores.base import (
     StoredObject,
     read_exactly,
 )
-from gazette_sdk.protocol.urls import StoreURL, parse_store_url
+from gazette_sdk.protocol.names import StoreURL, parse_store_url
 
 __all__ = ["STORE_URL", "StoreFault", "StoredState", "use_store"]
 

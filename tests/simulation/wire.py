@@ -23,7 +23,7 @@ from gazette_sdk.cluster.verification.decision import Input
 from gazette_sdk.cluster.verification.probe import DIAL_TIMEOUT_S
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.non_null_fields import complete
+from gazette_sdk.protocol.rules import complete
 from gazette_sdk.server.call import Call
 from gazette_sdk.server.outcomes import SUCCESS, Outcome, outcome_of
 from gazette_sdk.transport.routing.dispatcher import Health

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.service import RPCS_BY_NAME
+from gazette_sdk.protocol.rules import RPCS_BY_NAME
 from gazette_sdk.server.tls import server_context
 from gazette_sdk.transport.target import Destination, Peer
 from gazette_sdk.transport.wires.stream.blocking import BlockingClient

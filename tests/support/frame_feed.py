@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gazette_sdk.protocol.stream_frames.decoding import FrameBuffer
-from gazette_sdk.protocol.stream_frames.encoding import Frame
+from gazette_sdk.protocol.stream_frames import Frame, FrameBuffer
 
 
 class FrameFeed(FrameBuffer):

@@ -15,8 +15,8 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, Capability
 from gazette_sdk.protocol.durations import from_ns
 from gazette_sdk.protocol.labels import label_set
-from gazette_sdk.protocol.service import RPCS
-from gazette_sdk.protocol.stream_frames.encoding import PREFACE, Kind, Method, encode, encode_call
+from gazette_sdk.protocol.rules import RPCS
+from gazette_sdk.protocol.stream_frames import PREFACE, Kind, Method, encode, encode_call
 from support import raw_grpc
 
 JOURNAL = "fuzz/journal"

@@ -30,7 +30,7 @@ from gazette_sdk.cluster.etcd_server import EtcdServer
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import from_ns
 from gazette_sdk.protocol.fragments import content_path
-from gazette_sdk.protocol.service import RPCS_BY_NAME, Rpc
+from gazette_sdk.protocol.rules import RPCS_BY_NAME, Rpc
 from gazette_sdk.server.process import Server
 from gazette_sdk.transport.loop import run
 from support.vectors import golden

@@ -19,7 +19,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.service import RPCS_BY_NAME
+from gazette_sdk.protocol.rules import RPCS_BY_NAME
 from support.golden import GoldenBroker, Outcome, parsed, wire_of
 
 RECORDED_ENDPOINT = "http://127.0.0.1:28081"

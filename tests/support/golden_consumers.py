@@ -31,7 +31,7 @@ from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import recoverylog_pb2 as rpb
-from gazette_sdk.protocol.service import SHARD_RPCS_BY_NAME
+from gazette_sdk.protocol.rules import SHARD_RPCS_BY_NAME
 from gazette_sdk.testing.shards import ShardProcess
 from gazette_sdk.transport.loop import run
 from support.golden import Outcome, RawClient

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.labels import CONTENT_TYPE, label_set
+from gazette_sdk.protocol.labels import CONTENT_TYPE, label_set, matches_journal
 from gazette_sdk.protocol.names import strip_meta
-from gazette_sdk.protocol.selectors import matches_journal
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.loop import sdk_loop
 from gazette_sdk.transport.target import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target

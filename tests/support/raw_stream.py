@@ -14,19 +14,17 @@ from urllib.parse import urlsplit
 from google.protobuf.message import Message
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.stream_frames.decoding import (
-    StatusLine,
-    decode_hello,
-    decode_status,
-    decode_text,
-)
-from gazette_sdk.protocol.stream_frames.encoding import (
+from gazette_sdk.protocol.stream_frames import (
     CONTENT_BYTES_MAX,
     END_FRAME,
     PREFACE,
     Frame,
     Kind,
     Method,
+    StatusLine,
+    decode_hello,
+    decode_status,
+    decode_text,
     encode,
     encode_call,
 )

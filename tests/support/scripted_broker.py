@@ -21,7 +21,7 @@ import grpc.aio
 
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import sum_of
-from gazette_sdk.protocol.non_null_fields import complete
+from gazette_sdk.protocol.rules import complete
 
 __all__ = [
     "RefusalError",

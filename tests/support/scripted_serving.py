@@ -8,10 +8,9 @@ from typing import Any
 
 from gazette_sdk.errors import CallError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.service import RPCS_BY_NAME
-from gazette_sdk.protocol.stream_calls.events import NOT_RUN
-from gazette_sdk.protocol.stream_frames.decoding import decode_status
-from gazette_sdk.protocol.stream_frames.encoding import PREFACE, Kind, Method, encode_call
+from gazette_sdk.protocol.rules import RPCS_BY_NAME
+from gazette_sdk.protocol.stream_calls import NOT_RUN
+from gazette_sdk.protocol.stream_frames import PREFACE, Kind, Method, decode_status, encode_call
 from gazette_sdk.server.outcomes import CODES
 from gazette_sdk.server.stream_connection import StreamConnection
 from gazette_sdk.server.stream_method import Answer, StartedCall, StreamMethod

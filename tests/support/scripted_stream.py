@@ -24,9 +24,9 @@ from typing import Any, Self
 
 from google.protobuf.message import Message
 
-from gazette_sdk.protocol.stream_calls.events import CallBegan, HalfClosed, Item, Ping
-from gazette_sdk.protocol.stream_calls.server import ServerCalls
-from gazette_sdk.protocol.stream_frames.encoding import PREFACE
+from gazette_sdk.protocol.served_calls import ServerCalls
+from gazette_sdk.protocol.stream_calls import CallBegan, HalfClosed, Item, Ping
+from gazette_sdk.protocol.stream_frames import PREFACE
 from support.frame_feed import FrameFeed
 
 __all__ = ["HangUpError", "ScriptedPeer", "ScriptedStream"]

@@ -16,7 +16,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import AllowAll, Authority, authority_for
 from gazette_sdk.protocol.labels import label_set
-from gazette_sdk.protocol.non_null_fields import complete
+from gazette_sdk.protocol.rules import complete
 from gazette_sdk.server.authorization import Authorization
 from gazette_sdk.server.json_gateway import JsonGateway
 from gazette_sdk.server.process import Server

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gazette_sdk.protocol.stream_calls.client import ClientCalls
-from gazette_sdk.protocol.stream_calls.server import ServerCalls
-from gazette_sdk.protocol.stream_frames.encoding import (
+from gazette_sdk.protocol.served_calls import ServerCalls
+from gazette_sdk.protocol.stream_calls import ClientCalls
+from gazette_sdk.protocol.stream_frames import (
     ABORT_FRAME,
     Frame,
     Method,

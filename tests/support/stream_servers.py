@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.stream_frames.encoding import Method, encode_call
+from gazette_sdk.protocol.stream_frames import Method, encode_call
 from gazette_sdk.server.process import Server
 from gazette_sdk.transport.loop import run
 from support.scripted_journals import ScriptedJournals, serving

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from gazette_sdk.errors import JournalNotFoundError, SuspendedError
 from gazette_sdk.fragment.cover import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.labels import CONTENT_TYPE, value_of
-from gazette_sdk.protocol.selectors import parse_selector
+from gazette_sdk.protocol.labels import CONTENT_TYPE, parse_selector, value_of
 from gazette_sdk.transport import Transport
 from gazette_sdk.transport.fragment_store import GAP_AGE_S
 from gazette_sdk.transport.listing import list_all_fragments

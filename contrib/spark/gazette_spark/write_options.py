@@ -12,9 +12,14 @@ from pyspark.sql import types as st
 from gazette_sdk.errors import ConfigurationError, ValidationError
 from gazette_sdk.message import mapping
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.labels import CONTENT_TYPE, MANAGED_BY, label_set
+from gazette_sdk.protocol.labels import (
+    CONTENT_TYPE,
+    MANAGED_BY,
+    label_set,
+    matches_journal,
+    rewrite_prefix,
+)
 from gazette_sdk.protocol.names import strip_meta, validate_journal
-from gazette_sdk.protocol.selectors import matches_journal, rewrite_prefix
 from gazette_spark.options import BROKER_SCHEMES, DEFAULT_ADDRESS, load_message
 from gazette_spark.transaction_log import MANAGER
 

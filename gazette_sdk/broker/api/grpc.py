@@ -13,9 +13,8 @@ from google.protobuf.message import Message
 
 from gazette_sdk.broker.api.fronts import Chunk, Journals, chunks
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.non_null_fields import complete
-from gazette_sdk.protocol.service import RPCS
-from gazette_sdk.protocol.varint import decode_varint, encode_varint
+from gazette_sdk.protocol.durations import decode_varint, encode_varint
+from gazette_sdk.protocol.rules import RPCS, complete
 from gazette_sdk.server.call import Call
 from gazette_sdk.server.grpc_server import Method
 from gazette_sdk.transport.target import AppendItem

@@ -24,7 +24,7 @@ from gazette_sdk.broker.api.fronts import Chunk, Journals, chunks
 from gazette_sdk.errors import GazetteError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_name, digest_of
-from gazette_sdk.protocol.rpc import validate
+from gazette_sdk.protocol.rules import validate
 from gazette_sdk.server.call import Call
 from gazette_sdk.server.content_type import guess_content_type
 from gazette_sdk.server.http import (

@@ -17,9 +17,8 @@ from google.protobuf.message import DecodeError, Message
 from gazette_sdk.broker.api.fronts import Journals
 from gazette_sdk.broker.append.common_case import StartedAppend
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.non_null_fields import complete
-from gazette_sdk.protocol.service import RPCS_BY_NAME
-from gazette_sdk.protocol.stream_frames.encoding import Kind
+from gazette_sdk.protocol.rules import RPCS_BY_NAME, complete
+from gazette_sdk.protocol.stream_frames import Kind
 from gazette_sdk.server.call import Call
 from gazette_sdk.server.outcomes import malformed
 from gazette_sdk.server.stream_method import Answer, AnswerNow, Serve, StartedCall, StreamMethod

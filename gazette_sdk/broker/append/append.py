@@ -56,7 +56,7 @@ from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
 from gazette_sdk.protocol.journal_spec import desired_replication
-from gazette_sdk.protocol.non_null_fields import complete
+from gazette_sdk.protocol.rules import complete
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.target import AppendItem
 

@@ -23,7 +23,7 @@ from gazette_sdk.cluster.broker_keys import (
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import Compare, Operation, Put, TxnResult
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.non_null_fields import complete
+from gazette_sdk.protocol.rules import complete
 
 __all__ = ["RecordRoute", "withdraw_routes", "write_route", "write_suspend"]
 

@@ -40,7 +40,7 @@ from gazette_sdk.errors import UnauthenticatedError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability, Claims
 from gazette_sdk.protocol.fragments import set_sum
-from gazette_sdk.protocol.rpc import validate
+from gazette_sdk.protocol.rules import validate
 from gazette_sdk.server.call import Call
 
 __all__ = ["InlineAppends", "StartedAppend", "append_now"]

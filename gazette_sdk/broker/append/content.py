@@ -20,7 +20,7 @@ from gazette_sdk.broker.slot import Signal
 from gazette_sdk.errors import CallError, GazetteError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import set_sum
-from gazette_sdk.protocol.rpc import validate
+from gazette_sdk.protocol.rules import validate
 from gazette_sdk.transport.target import AppendItem
 
 __all__ = ["TICK_S", "Content"]

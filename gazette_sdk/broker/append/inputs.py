@@ -12,8 +12,7 @@ from gazette_sdk.broker.append.machine import Input
 from gazette_sdk.broker.fragments.index import Summary
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.journal_spec import may_write
-from gazette_sdk.protocol.labels import subtract, union
-from gazette_sdk.protocol.selectors import matches
+from gazette_sdk.protocol.labels import matches, subtract, union
 
 __all__ = [
     "FLUSHED_AGE_S",

@@ -20,7 +20,7 @@ from gazette_sdk.broker.slot import Signal
 from gazette_sdk.errors import GazetteError, for_status
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability, Claims
-from gazette_sdk.protocol.selectors import journal_selector
+from gazette_sdk.protocol.labels import journal_selector
 from gazette_sdk.transport.target import AppendItem
 
 __all__ = [

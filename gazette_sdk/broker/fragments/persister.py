@@ -39,8 +39,7 @@ from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.fragment.stores import ObjectStatus, Store
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.fragments import content_path, digest_of, length_of
-from gazette_sdk.protocol.postfix import PostfixTemplate
+from gazette_sdk.protocol.fragments import PostfixTemplate, content_path, digest_of, length_of
 
 __all__ = ["CONCURRENT_ATTEMPTS_MAX", "TICK_S", "UPLOAD_TIMEOUT_S", "Persister"]
 

@@ -14,7 +14,7 @@ from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability, Claims
 from gazette_sdk.protocol.durations import SECOND_NS, format_duration, to_ns, to_seconds
-from gazette_sdk.protocol.selectors import matches_journal, rewrite_prefix
+from gazette_sdk.protocol.labels import matches_journal, rewrite_prefix
 
 __all__ = [
     "DELETE_PROBE_TIMEOUT_S",

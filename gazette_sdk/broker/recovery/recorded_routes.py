@@ -29,7 +29,7 @@ from gazette_sdk.cluster.item_keyspace import parse_value
 from gazette_sdk.cluster.keyspace import Entry, KeySpace
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.journal_spec import is_suspended
-from gazette_sdk.protocol.routes import NO_PRIMARY
+from gazette_sdk.protocol.rules import NO_PRIMARY
 
 __all__ = ["RecordedRoute", "RecordedRoutes"]
 

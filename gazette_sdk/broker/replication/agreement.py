@@ -9,7 +9,7 @@ from gazette_sdk.broker.append.machine import Input
 from gazette_sdk.broker.replication.peer_stream import Answer, unexpected
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.routes import equivalent
+from gazette_sdk.protocol.rules import equivalent
 
 __all__ = ["Sync", "judge_acks", "judge_sync"]
 

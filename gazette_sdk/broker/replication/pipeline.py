@@ -24,7 +24,7 @@ from gazette_sdk.errors import (
     GazetteError,
 )
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.routes import equivalent
+from gazette_sdk.protocol.rules import equivalent
 
 __all__ = ["Pipeline"]
 

@@ -11,7 +11,7 @@ from gazette_sdk.broker.resolver import Resolver
 from gazette_sdk.broker.slot import Signal
 from gazette_sdk.errors import GazetteError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.rpc import validate
+from gazette_sdk.protocol.rules import validate
 from gazette_sdk.transport.target import ReplicateItem
 
 __all__ = ["HAND_OVER_S", "OnBroken", "PrimaryRequests"]

@@ -24,7 +24,8 @@ from gazette_sdk.journals.changes import (
     warn_without_spare,
 )
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol import journalspace, rpc
+from gazette_sdk.protocol import journalspace
+from gazette_sdk.protocol import rules as rpc
 from gazette_sdk.transport.base import Transport
 
 __all__ = ["apply_and_show", "request_of", "run"]

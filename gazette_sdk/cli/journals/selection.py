@@ -11,8 +11,8 @@ from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cli.failure import CommandFailedError
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.labels import parse_selector
 from gazette_sdk.protocol.names import validate_journal
-from gazette_sdk.protocol.selectors import parse_selector
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import list_journals
 

@@ -18,9 +18,8 @@ from gazette_sdk.cli.shards.settings import APPLY
 from gazette_sdk.errors import CallError, ShardStatusError, UnauthenticatedError
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import shardspace
-from gazette_sdk.protocol.non_null_fields import complete
-from gazette_sdk.protocol.rpc import ANY_REVISION
-from gazette_sdk.protocol.shard_rpcs import validate_shard_rpc
+from gazette_sdk.protocol.rules import ANY_REVISION, complete
+from gazette_sdk.protocol.shard_spec import validate_shard_rpc
 from gazette_sdk.shard.consumer.client import ShardClient, apply_in_batches, verify_references
 
 __all__ = ["apply_and_show", "request_of", "run"]

@@ -18,7 +18,7 @@ from gazette_sdk.cli.shards.settings import GENERATE
 from gazette_sdk.errors import ConfigurationError, EtcdTransactionFailedError, ShardStatusError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
-from gazette_sdk.protocol.selectors import parse_selector
+from gazette_sdk.protocol.labels import parse_selector
 from gazette_sdk.protocol.shard_spec import recovery_log
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.application.generator import ShardGenerator

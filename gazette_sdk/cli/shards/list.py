@@ -13,8 +13,7 @@ from gazette_sdk.cli.shards.settings import LIST, ListSettings
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import shardspace
-from gazette_sdk.protocol.labels import values_of
-from gazette_sdk.protocol.selectors import parse_selector
+from gazette_sdk.protocol.labels import parse_selector, values_of
 from gazette_sdk.protocol.shard_spec import desired_replication, reduce_status
 
 __all__ = ["run", "yaml_of"]

@@ -17,7 +17,7 @@ from gazette_sdk.cli.shards.settings import PRUNE
 from gazette_sdk.journals.changes import Existing, list_named
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
-from gazette_sdk.protocol.selectors import Matcher
+from gazette_sdk.protocol.labels import Matcher
 from gazette_sdk.protocol.shard_spec import matches_shard, recovery_log
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.recovery.prune import PrunePlan, ShardHints

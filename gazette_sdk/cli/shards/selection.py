@@ -6,7 +6,7 @@ from gazette_sdk.cli.failure import CommandFailedError
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
-from gazette_sdk.protocol.selectors import parse_selector
+from gazette_sdk.protocol.labels import parse_selector
 from gazette_sdk.shard.consumer.client import ShardClient
 
 __all__ = ["list_some", "required_selector"]

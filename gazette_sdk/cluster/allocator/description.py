@@ -26,7 +26,7 @@ from gazette_sdk.cluster.item_keyspace import ItemKeySpace
 from gazette_sdk.errors import GazetteError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.names import validate_journal
-from gazette_sdk.protocol.routes import JOURNAL_LIMIT_MOST, validate_process_id
+from gazette_sdk.protocol.rules import JOURNAL_LIMIT_MOST, validate_process_id
 from gazette_sdk.protocol.strict_yaml import problem_of
 
 __all__ = [

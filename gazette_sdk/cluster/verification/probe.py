@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from gazette_sdk.cluster.verification.decision import NOTHING_LISTENS, Input
 from gazette_sdk.errors import GazetteError
-from gazette_sdk.protocol import urls
+from gazette_sdk.protocol import names as urls
 
 __all__ = ["DIAL_TIMEOUT_S", "dial", "hold"]
 

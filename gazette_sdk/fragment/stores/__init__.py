@@ -19,7 +19,7 @@ from gazette_sdk.errors import StoreError
 from gazette_sdk.fragment.stores.base import ObjectStatus, Store, StoredContent, StoredObject
 from gazette_sdk.fragment.stores.file import FileStore
 from gazette_sdk.fragment.stores.memory import MemoryStore
-from gazette_sdk.protocol.urls import StoreURL, parse_store_url
+from gazette_sdk.protocol.names import StoreURL, parse_store_url
 
 __all__ = [
     "FileStore",

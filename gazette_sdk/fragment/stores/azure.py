@@ -42,7 +42,7 @@ from gazette_sdk.fragment.stores.objects import (
     READ_TIMEOUT_S,
     ObjectStore,
 )
-from gazette_sdk.protocol.urls import StoreURL
+from gazette_sdk.protocol.names import StoreURL
 
 __all__ = ["AzureADStore", "AzureStore"]
 

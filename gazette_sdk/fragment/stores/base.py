@@ -18,7 +18,7 @@ from gazette_sdk.errors import (
     ValidationError,
 )
 from gazette_sdk.fragment import metrics
-from gazette_sdk.protocol.urls import StoreURL, without_queries
+from gazette_sdk.protocol.names import StoreURL, without_queries
 
 __all__ = [
     "ObjectStatus",

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from gazette_sdk.errors import StoreAuthorizationError, StoreError
 from gazette_sdk.fragment.stores.base import ObjectStatus, Store, StoredContent, StoredObject
-from gazette_sdk.protocol.urls import StoreURL
+from gazette_sdk.protocol.names import StoreURL
 
 __all__ = ["PARTIAL_PREFIX", "FileStore", "resolve_below"]
 

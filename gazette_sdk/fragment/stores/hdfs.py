@@ -11,7 +11,7 @@ from fsspec.implementations.arrow import HadoopFileSystem
 
 from gazette_sdk.errors import StoreError
 from gazette_sdk.fragment.stores.hadoop import FileStatus, HadoopStore, Upload
-from gazette_sdk.protocol.urls import StoreURL
+from gazette_sdk.protocol.names import StoreURL
 
 __all__ = ["HdfsStore"]
 

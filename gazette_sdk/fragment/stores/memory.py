@@ -16,7 +16,7 @@ from gazette_sdk.fragment.stores.base import (
     StoredObject,
     read_exactly,
 )
-from gazette_sdk.protocol.urls import StoreURL
+from gazette_sdk.protocol.names import StoreURL
 
 __all__ = ["MemoryStore"]
 

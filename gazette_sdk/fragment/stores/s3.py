@@ -22,7 +22,7 @@ from gazette_sdk.fragment.stores.base import (
     read_exactly,
 )
 from gazette_sdk.fragment.stores.objects import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ObjectStore
-from gazette_sdk.protocol.urls import StoreURL
+from gazette_sdk.protocol.names import StoreURL
 
 __all__ = ["S3Store"]
 

@@ -19,7 +19,7 @@ from gazette_sdk.errors import StoreError
 from gazette_sdk.fragment.stores.base import OPERATION_TIMEOUT_S
 from gazette_sdk.fragment.stores.hadoop import FileStatus, HadoopStore, Upload
 from gazette_sdk.fragment.stores.objects import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
-from gazette_sdk.protocol.urls import StoreURL, without_queries
+from gazette_sdk.protocol.names import StoreURL, without_queries
 
 __all__ = ["WebHdfsError", "WebHdfsStore"]
 

@@ -33,9 +33,8 @@ from gazette_sdk.message.reading.plan import Plan
 from gazette_sdk.message.reading.positions import Positions
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.labels import CONTENT_TYPE, value_of
+from gazette_sdk.protocol.labels import CONTENT_TYPE, journal_selector, topic_hint, value_of
 from gazette_sdk.protocol.names import strip_meta
-from gazette_sdk.protocol.selectors import journal_selector, topic_hint
 from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import NO_ANSWER, WatchedList, list_journals

@@ -12,8 +12,8 @@ from gazette_sdk.errors import ConfigurationError, ValidationError
 from gazette_sdk.message.reading.content_queue import CONTENT_BYTES_MAX, Opened
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.labels import parse_selector
 from gazette_sdk.protocol.names import validate_journal
-from gazette_sdk.protocol.selectors import parse_selector
 
 __all__ = ["Offsets", "OnMissing", "Plan", "plan_of"]
 

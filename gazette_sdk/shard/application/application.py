@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, Ty
 from gazette_sdk.errors import ConfigurationError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability
+from gazette_sdk.protocol.labels import parse_selector
 from gazette_sdk.protocol.names import validate_journal, validate_token
-from gazette_sdk.protocol.selectors import parse_selector
 from gazette_sdk.shard.application.endpoints import Endpoint, Handler, Method
 from gazette_sdk.shard.application.handles import Process, Shard
 

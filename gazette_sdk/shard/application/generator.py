@@ -24,7 +24,7 @@ from gazette_sdk.journals.changes import apply_in_transactions, list_named
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
-from gazette_sdk.protocol.selectors import format_selector, topic_hint
+from gazette_sdk.protocol.labels import format_selector, topic_hint
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.application.sources import Existing, Generated, generated
 from gazette_sdk.transport.backoff import pause

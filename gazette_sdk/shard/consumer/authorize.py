@@ -13,8 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from gazette_sdk.errors import UnauthenticatedError
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Claims
-from gazette_sdk.protocol.labels import label_set
-from gazette_sdk.protocol.selectors import Matcher, matches
+from gazette_sdk.protocol.labels import Matcher, label_set, matches
 from gazette_sdk.protocol.shard_spec import (
     ID,
     matches_shard,

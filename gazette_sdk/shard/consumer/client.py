@@ -25,11 +25,9 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Authorizer, RequestedClaims, claims_for
 from gazette_sdk.protocol.labels import CONTENT_TYPE, label_set, value_of
-from gazette_sdk.protocol.names import strip_meta
-from gazette_sdk.protocol.service import SHARD_RPCS_BY_NAME, Rpc
-from gazette_sdk.protocol.shard_rpcs import validate_shard_rpc
-from gazette_sdk.protocol.shard_spec import recovery_log
-from gazette_sdk.protocol.urls import is_local, is_tls
+from gazette_sdk.protocol.names import is_local, is_tls, strip_meta
+from gazette_sdk.protocol.rules import SHARD_RPCS_BY_NAME, Rpc
+from gazette_sdk.protocol.shard_spec import recovery_log, validate_shard_rpc
 from gazette_sdk.server.call import PROXY_HEADER_METADATA
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import list_journals

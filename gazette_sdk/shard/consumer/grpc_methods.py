@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from gazette_sdk.errors import CallError, ConfigurationError, MappingError, ShardStatusError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.service import Rpc
+from gazette_sdk.protocol.rules import Rpc
 from gazette_sdk.server import grpc_server
 from gazette_sdk.server.call import Call
 from gazette_sdk.shard.application.endpoints import Method

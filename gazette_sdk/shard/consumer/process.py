@@ -33,8 +33,8 @@ from gazette_sdk.journals.changes import list_named
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Authority, authority_for
-from gazette_sdk.protocol.non_null_fields import complete
-from gazette_sdk.protocol.selectors import matches_journal
+from gazette_sdk.protocol.labels import matches_journal
+from gazette_sdk.protocol.rules import complete
 from gazette_sdk.protocol.shard_spec import validate_consumer_spec
 from gazette_sdk.server.authorization import Authorization
 from gazette_sdk.server.grpc_server import Method

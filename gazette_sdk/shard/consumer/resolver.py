@@ -19,9 +19,9 @@ from gazette_sdk.errors import GazetteError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Claims
+from gazette_sdk.protocol.labels import Matcher
 from gazette_sdk.protocol.names import strip_meta
-from gazette_sdk.protocol.routes import NO_PRIMARY
-from gazette_sdk.protocol.selectors import Matcher
+from gazette_sdk.protocol.rules import NO_PRIMARY
 from gazette_sdk.protocol.shard_spec import matches_shard, source_journals
 from gazette_sdk.transport.target import Peer
 

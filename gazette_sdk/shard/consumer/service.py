@@ -20,17 +20,15 @@ from gazette_sdk.errors import EtcdError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Capability, Claims
-from gazette_sdk.protocol.non_null_fields import complete
-from gazette_sdk.protocol.routes import unrouted_header
-from gazette_sdk.protocol.selectors import Matcher
-from gazette_sdk.protocol.service import SHARD_RPCS
-from gazette_sdk.protocol.shard_rpcs import validate_shard_rpc
+from gazette_sdk.protocol.labels import Matcher
+from gazette_sdk.protocol.rules import SHARD_RPCS, complete, unrouted_header
 from gazette_sdk.protocol.shard_spec import (
     matches_shard,
     primary_hint_key,
     recovery_log,
     reduce_status,
     source_journals,
+    validate_shard_rpc,
 )
 from gazette_sdk.server.authorization import Authorization
 from gazette_sdk.server.call import Call

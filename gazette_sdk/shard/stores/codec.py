@@ -17,7 +17,7 @@ import google.protobuf.message
 import msgspec
 
 from gazette_sdk.errors import ConfigurationError, DecodeError, UnreadableStateError
-from gazette_sdk.protocol.varint import decode_varint, encode_varint
+from gazette_sdk.protocol.durations import decode_varint, encode_varint
 
 __all__ = [
     "Codec",

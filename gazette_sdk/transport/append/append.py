@@ -31,9 +31,8 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol import rpc
-from gazette_sdk.protocol.labels import pairs_of
-from gazette_sdk.protocol.selectors import format_selector
+from gazette_sdk.protocol import rules as rpc
+from gazette_sdk.protocol.labels import format_selector, pairs_of
 from gazette_sdk.transport import metrics
 from gazette_sdk.transport.append.route import CHUNK_BYTES
 from gazette_sdk.transport.backoff import Pause, pause_append

@@ -32,7 +32,7 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol import rpc
+from gazette_sdk.protocol import rules as rpc
 from gazette_sdk.transport.backoff import Pause, pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.read.reader import (

@@ -16,10 +16,10 @@ from google.protobuf.message import Message
 
 from gazette_sdk.errors import UnavailableError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol import rpc
+from gazette_sdk.protocol import rules as rpc
 from gazette_sdk.protocol.authorization import Authorizer, FixedToken, authority_for
-from gazette_sdk.protocol.service import RPCS_BY_NAME, Rpc
-from gazette_sdk.protocol.urls import is_tls
+from gazette_sdk.protocol.names import is_tls
+from gazette_sdk.protocol.rules import RPCS_BY_NAME, Rpc
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.routing.route_cache import DEFAULT_SIZE, DEFAULT_TTL_S, RouteCache
 from gazette_sdk.transport.routing.router import BrokerRoute, Router

@@ -14,11 +14,10 @@ from google.protobuf.message import Message
 
 from gazette_sdk.errors import ConfigurationError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol import rpc
+from gazette_sdk.protocol import rules as rpc
 from gazette_sdk.protocol.authorization import Authorizer, claims_for
-from gazette_sdk.protocol.names import strip_meta
-from gazette_sdk.protocol.service import RPCS_BY_NAME, Rpc
-from gazette_sdk.protocol.urls import is_local, is_tls
+from gazette_sdk.protocol.names import is_local, is_tls, strip_meta
+from gazette_sdk.protocol.rules import RPCS_BY_NAME, Rpc
 from gazette_sdk.transport.append.route import AppendRoute
 from gazette_sdk.transport.routing.dispatcher import candidates, choose, where
 from gazette_sdk.transport.routing.route_cache import RouteCache

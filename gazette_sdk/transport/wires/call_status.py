@@ -14,7 +14,7 @@ from gazette_sdk.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from gazette_sdk.protocol.service import SERVICE
+from gazette_sdk.protocol.rules import SERVICE
 
 __all__ = ["call_error"]
 

@@ -8,8 +8,8 @@ import pytest
 
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.stream_calls.events import NOT_RUN
-from gazette_sdk.protocol.stream_frames.encoding import ABORT_FRAME
+from gazette_sdk.protocol.stream_calls import NOT_RUN
+from gazette_sdk.protocol.stream_frames import ABORT_FRAME
 from gazette_sdk.server.outcomes import CODES
 from support.brokers import journal_spec
 from support.held_replicas import AFTER, KEYS, HeldPeer, led, token_of

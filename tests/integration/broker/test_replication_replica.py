@@ -10,7 +10,7 @@ import pytest
 from gazette_sdk.errors import CallError, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, Capability
-from gazette_sdk.protocol.selectors import parse_selector
+from gazette_sdk.protocol.labels import parse_selector
 from gazette_sdk.server.call import Call
 from support import vectors
 from support.brokers import ZONE, HandCluster, journal_spec

@@ -22,7 +22,7 @@ from gazette_sdk.cluster.broker_keys import route_value
 from gazette_sdk.cluster.etcd_messages import Delete, Put
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.routes import route_of
+from gazette_sdk.protocol.rules import route_of
 from support.brokers import COMMIT, LIMIT_S, ZONE, HandCluster, journal_spec, stream
 from support.etcd import run
 from support.scripted_replicas import JOURNAL, without_pulses

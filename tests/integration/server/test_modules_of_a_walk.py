@@ -12,7 +12,7 @@ import pytest
 
 import gazette_sdk
 from gazette_sdk.embedded import EmbeddedCluster
-from gazette_sdk.protocol.stream_frames.encoding import Kind
+from gazette_sdk.protocol.stream_frames import Kind
 from gazette_sdk.transport.loop import run
 from support.raw_stream import RawStream, read_call
 

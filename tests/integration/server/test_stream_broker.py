@@ -15,13 +15,13 @@ from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, Capability
 from gazette_sdk.protocol.labels import label_set
-from gazette_sdk.protocol.stream_calls.events import NOT_RUN
-from gazette_sdk.protocol.stream_frames.decoding import StatusLine
-from gazette_sdk.protocol.stream_frames.encoding import (
+from gazette_sdk.protocol.stream_calls import NOT_RUN
+from gazette_sdk.protocol.stream_frames import (
     ABORT_FRAME,
     CONTENT_BYTES_MAX,
     Kind,
     Method,
+    StatusLine,
     encode_call,
 )
 from gazette_sdk.transport.loop import run

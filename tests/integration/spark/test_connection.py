@@ -9,7 +9,7 @@ from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.errors import UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, Capability
-from gazette_sdk.protocol.selectors import parse_selector
+from gazette_sdk.protocol.labels import parse_selector
 from gazette_sdk.transport import loop
 from gazette_sdk.transport.listing import list_journals
 from gazette_spark.connection import open_transport

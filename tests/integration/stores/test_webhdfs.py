@@ -18,7 +18,7 @@ from gazette_sdk.errors import (
     ValidationError,
 )
 from gazette_sdk.fragment import open_store
-from gazette_sdk.protocol.urls import parse_store_url
+from gazette_sdk.protocol.names import parse_store_url
 from support.stores import put_bytes
 from support.webhdfs import DENIED_USER, WebHdfsServer
 

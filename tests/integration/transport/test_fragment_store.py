@@ -11,7 +11,7 @@ import pytest
 
 from gazette_sdk import errors
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol import rpc
+from gazette_sdk.protocol import rules as rpc
 from gazette_sdk.protocol.fragments import content_path
 from gazette_sdk.transport import fragment_store
 from gazette_sdk.transport.fragment_store import FragmentStoreTransport

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gazette_sdk import errors
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.stream_calls.events import CallBegan, CallRefused, HalfClosed, Item
+from gazette_sdk.protocol.stream_calls import CallBegan, CallRefused, HalfClosed, Item
 from gazette_sdk.transport.append import appender as appender_module
 from gazette_sdk.transport.append.queue import IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX
 from gazette_sdk.transport.append.service import AppendService

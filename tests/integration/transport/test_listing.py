@@ -10,7 +10,7 @@ import pytest
 
 from gazette_sdk import errors
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.non_null_fields import complete
+from gazette_sdk.protocol.rules import complete
 from gazette_sdk.transport.listing import (
     WatchedList,
     apply_in_batches,

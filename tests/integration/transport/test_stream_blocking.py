@@ -15,8 +15,8 @@ from gazette_sdk.errors import (
     DeadlineExceededError,
     UnavailableError,
 )
-from gazette_sdk.protocol.stream_calls.events import NOT_RUN
-from gazette_sdk.protocol.stream_frames.encoding import Kind, encode, encode_goaway
+from gazette_sdk.protocol.stream_calls import NOT_RUN
+from gazette_sdk.protocol.stream_frames import Kind, encode, encode_goaway
 from gazette_sdk.transport.wires.stream import blocking
 from support.blocking_clients import (
     WAIT_S,

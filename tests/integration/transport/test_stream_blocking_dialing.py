@@ -11,7 +11,7 @@ from gazette_sdk.errors import (
     ConfigurationError,
     UnavailableError,
 )
-from gazette_sdk.protocol.stream_frames.encoding import encode_goaway
+from gazette_sdk.protocol.stream_frames import encode_goaway
 from gazette_sdk.server.tls import server_context
 from gazette_sdk.transport.wires.stream import blocking
 from gazette_sdk.transport.wires.stream.blocking import BlockingClient

@@ -12,8 +12,8 @@ from gazette_sdk.errors import (
     DeadlineExceededError,
     UnavailableError,
 )
-from gazette_sdk.protocol import stream_liveness
-from gazette_sdk.protocol.stream_calls.events import Ping
+from gazette_sdk.protocol import stream_calls as stream_liveness
+from gazette_sdk.protocol.stream_calls import Ping
 from gazette_sdk.transport.append.appender import INLINE_BYTES_MAX
 from support.blocking_clients import (
     OPENING,

@@ -9,7 +9,7 @@ import pytest
 
 from gazette_sdk.errors import CallError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.stream_calls.events import HalfClosed
+from gazette_sdk.protocol.stream_calls import HalfClosed
 from support.scripted_broker import append_ok, append_status, in_loop, read_metadata
 from support.stream_transports import APPLIED, apply, items, read, served
 

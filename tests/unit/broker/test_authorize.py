@@ -10,8 +10,7 @@ from gazette_sdk.broker.authorize import admit_change
 from gazette_sdk.errors import DeadlineExceededError, UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability, Claims
-from gazette_sdk.protocol.labels import label_set
-from gazette_sdk.protocol.selectors import parse_selector
+from gazette_sdk.protocol.labels import label_set, parse_selector
 from gazette_sdk.server.authorization import Authorization
 from gazette_sdk.server.call import Call
 from support.brokers import journal_spec

@@ -9,9 +9,8 @@ from gazette_sdk.broker.listing import PAGE_JOURNALS, Listing
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
-from gazette_sdk.protocol.labels import label_set
-from gazette_sdk.protocol.rpc import validate
-from gazette_sdk.protocol.selectors import parse_selector
+from gazette_sdk.protocol.labels import label_set, parse_selector
+from gazette_sdk.protocol.rules import validate
 from support.brokers import Mirror, journal_spec
 from support.etcd import run
 from support.vectors import cases, group, selector

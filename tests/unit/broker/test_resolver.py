@@ -13,8 +13,8 @@ from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
-from gazette_sdk.protocol.routes import equivalent
-from gazette_sdk.protocol.selectors import journal_selector
+from gazette_sdk.protocol.labels import journal_selector
+from gazette_sdk.protocol.rules import equivalent
 from support.brokers import ZONE, Mirror, journal_spec
 from support.etcd import run
 from support.vectors import cases, group, selector

@@ -17,7 +17,7 @@ from gazette_sdk.cluster.allocator.state import State
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalAllocation, route_value
 from gazette_sdk.cluster.etcd_messages import Compare, Delete, Put
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.routes import route_of
+from gazette_sdk.protocol.rules import route_of
 from support.allocation import VectorAllocation, fill, filled, item_value, member_value
 
 SYNCED, LAGGING = "consistent", ""

@@ -8,7 +8,7 @@ from gazette_sdk.cluster.etcd_messages import KeyValue, WatchBatch, WatchEvent
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
-from gazette_sdk.protocol.non_null_fields import complete
+from gazette_sdk.protocol.rules import complete
 from support.vectors import golden, group
 
 ROOT = "/gazette/consumers/my-app"

@@ -13,7 +13,7 @@ from gazette_sdk.fragment import StoreHealth, check_delete, check_store, open_st
 from gazette_sdk.fragment import health as health_module
 from gazette_sdk.fragment.health import CHECK_PENDING, next_delay
 from gazette_sdk.fragment.stores import MemoryStore, StoredContent
-from gazette_sdk.protocol.urls import parse_store_url
+from gazette_sdk.protocol.names import parse_store_url
 from support.stores import put_bytes
 from support.vectors import cases
 

@@ -21,8 +21,8 @@ from gazette_sdk.protocol.authorization import (
     claims_for,
     parse_keys,
 )
-from gazette_sdk.protocol.selectors import format_selector, parse_selector
-from gazette_sdk.protocol.service import RPCS
+from gazette_sdk.protocol.labels import format_selector, parse_selector
+from gazette_sdk.protocol.rules import RPCS
 from support.vectors import cases, normal, selector
 
 NOW = 1_800_000_000.0

@@ -10,9 +10,8 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol import consumer_pb2 as cpb
-from gazette_sdk.protocol.non_null_fields import complete
-from gazette_sdk.protocol.service import SHARD_RPCS, SHARD_RPCS_BY_NAME
-from gazette_sdk.protocol.shard_rpcs import validate_shard_rpc
+from gazette_sdk.protocol.rules import SHARD_RPCS, SHARD_RPCS_BY_NAME, complete
+from gazette_sdk.protocol.shard_spec import validate_shard_rpc
 from support.vectors import golden
 
 # Names of messages and enums without their package, `*` for repeated, `k:v` for maps.

@@ -13,7 +13,7 @@ from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import journalspace
 from gazette_sdk.protocol.durations import from_ns
-from gazette_sdk.protocol.journalspace.tree import Node
+from gazette_sdk.protocol.journalspace import Node
 from support.vectors import cases, golden, group, journal_spec, label_set, normal, refuses
 
 OWN_KEYS = {"comment", "delete", "revision", "children", "patched"}

@@ -8,9 +8,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol import non_null_fields
-from gazette_sdk.protocol.non_null_fields import complete
-from gazette_sdk.protocol.service import RPCS, RPCS_BY_NAME
+from gazette_sdk.protocol import rules as non_null_fields
+from gazette_sdk.protocol.rules import RPCS, RPCS_BY_NAME, complete
 from support.vectors import GOLDEN, build, cases, golden, normal
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.gotime import format_time
+from gazette_sdk.protocol.durations import format_time
+from gazette_sdk.protocol.fragments import PostfixTemplate
 from gazette_sdk.protocol.labels import label_set
-from gazette_sdk.protocol.postfix import PostfixTemplate
 from support.vectors import golden
 
 TIME = datetime(2026, 3, 5, 7, 8, 9, 120_000, tzinfo=UTC)  # a Thursday

@@ -4,7 +4,7 @@ import pytest
 
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol import routes
+from gazette_sdk.protocol import rules as routes
 from support.vectors import build, cases, header, refuses, route
 
 

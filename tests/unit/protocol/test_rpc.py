@@ -4,8 +4,8 @@ import pytest
 
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol import rpc
-from gazette_sdk.protocol.service import RPCS
+from gazette_sdk.protocol import rules as rpc
+from gazette_sdk.protocol.rules import RPCS
 from support.vectors import build, cases, refuses
 
 ID = {"zone": "zone", "suffix": "name"}

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol import labels, selectors
-from gazette_sdk.protocol.selectors import format_selector, parse_selector
+from gazette_sdk.protocol import labels
+from gazette_sdk.protocol import labels as selectors
+from gazette_sdk.protocol.labels import format_selector, parse_selector
 from support.vectors import cases, label_set, normal, refuses, selector
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.service import RPCS, RPCS_BY_NAME, SERVICE
+from gazette_sdk.protocol.rules import RPCS, RPCS_BY_NAME, SERVICE
 
 
 def test_the_table_is_that_of_the_service_descriptor():

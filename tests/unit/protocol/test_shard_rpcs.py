@@ -5,7 +5,7 @@ import pytest
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
-from gazette_sdk.protocol.shard_rpcs import validate_shard_rpc
+from gazette_sdk.protocol.shard_spec import validate_shard_rpc
 
 HEADER = {
     "process_id": {"zone": "zone", "suffix": "name"},

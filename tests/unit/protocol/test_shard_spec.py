@@ -8,8 +8,7 @@ from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import shard_spec
 from gazette_sdk.protocol.durations import from_ns
-from gazette_sdk.protocol.labels import label_set, pairs_of
-from gazette_sdk.protocol.selectors import Matcher, parse_selector
+from gazette_sdk.protocol.labels import Matcher, label_set, pairs_of, parse_selector
 from support.vectors import group
 
 # Kinds of our errors, by a part of the reference's texts.

@@ -15,14 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gazette_sdk.errors import StreamProtocolError
-from gazette_sdk.protocol.stream_calls import client, server
-from gazette_sdk.protocol.stream_calls.client import ClientCalls
-from gazette_sdk.protocol.stream_calls.events import (
+from gazette_sdk.protocol import served_calls as server
+from gazette_sdk.protocol import stream_calls as client
+from gazette_sdk.protocol.served_calls import ServerCalls
+from gazette_sdk.protocol.stream_calls import (
     NOT_RUN,
     PIPELINE_MAX,
     Aborted,
     CallBegan,
     CallRefused,
+    ClientCalls,
     HalfClosed,
     HelloReceived,
     Item,
@@ -30,14 +32,14 @@ from gazette_sdk.protocol.stream_calls.events import (
     Pong,
     Status,
 )
-from gazette_sdk.protocol.stream_calls.server import ServerCalls
-from gazette_sdk.protocol.stream_frames.decoding import FrameBuffer, decode_status
-from gazette_sdk.protocol.stream_frames.encoding import (
+from gazette_sdk.protocol.stream_frames import (
     HEADER_BYTES,
     METHODS,
     Frame,
+    FrameBuffer,
     Kind,
     Method,
+    decode_status,
     encode,
 )
 from support.frame_feed import FrameFeed

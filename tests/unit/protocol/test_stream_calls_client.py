@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gazette_sdk.errors import StreamProtocolError
-from gazette_sdk.protocol.stream_calls.client import ClientCalls
-from gazette_sdk.protocol.stream_calls.events import (
+from gazette_sdk.protocol.stream_calls import (
     NOT_RUN,
     PIPELINE_MAX,
+    ClientCalls,
     GoAway,
     HelloReceived,
     Item,
@@ -16,7 +16,7 @@ from gazette_sdk.protocol.stream_calls.events import (
     Pong,
     Status,
 )
-from gazette_sdk.protocol.stream_frames.encoding import (
+from gazette_sdk.protocol.stream_frames import (
     ABORT_FRAME,
     END_FRAME,
     Frame,

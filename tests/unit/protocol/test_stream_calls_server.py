@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gazette_sdk.errors import StreamProtocolError
-from gazette_sdk.protocol.stream_calls.events import (
+from gazette_sdk.protocol.served_calls import ServerCalls
+from gazette_sdk.protocol.stream_calls import (
     NOT_RUN,
     PIPELINE_MAX,
     Aborted,
@@ -17,15 +18,14 @@ from gazette_sdk.protocol.stream_calls.events import (
     Ping,
     Pong,
 )
-from gazette_sdk.protocol.stream_calls.server import ServerCalls
-from gazette_sdk.protocol.stream_frames.decoding import decode_status
-from gazette_sdk.protocol.stream_frames.encoding import (
+from gazette_sdk.protocol.stream_frames import (
     HEADER_BYTES,
     METHODS,
     STATUS_OK_FRAME,
     Frame,
     Kind,
     Method,
+    decode_status,
     encode,
     encode_goaway,
     encode_hello,

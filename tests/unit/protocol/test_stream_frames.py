@@ -15,17 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gazette_sdk.errors import StreamProtocolError
-from gazette_sdk.protocol.service import RPCS
-from gazette_sdk.protocol.stream_frames.decoding import (
-    FrameBuffer,
-    StatusLine,
-    decode_call,
-    decode_head,
-    decode_hello,
-    decode_status,
-    decode_text,
-)
-from gazette_sdk.protocol.stream_frames.encoding import (
+from gazette_sdk.protocol.rules import RPCS
+from gazette_sdk.protocol.stream_frames import (
     ABORT_FRAME,
     CONTENT_BYTES_MAX,
     END_FRAME,
@@ -36,9 +27,16 @@ from gazette_sdk.protocol.stream_frames.encoding import (
     PREFACE,
     STATUS_OK_FRAME,
     Frame,
+    FrameBuffer,
     Kind,
     Method,
     MethodTraits,
+    StatusLine,
+    decode_call,
+    decode_head,
+    decode_hello,
+    decode_status,
+    decode_text,
     encode,
     encode_append,
     encode_call,

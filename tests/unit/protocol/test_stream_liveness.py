@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.protocol.stream_liveness import (
+from gazette_sdk.protocol.stream_calls import (
     PING_AFTER_S,
     SILENCE_MAX_S,
     STALL_MAX_S,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gazette_sdk.errors import ValidationError
-from gazette_sdk.protocol import urls
+from gazette_sdk.protocol import names as urls
 from support.vectors import cases, refuses
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.varint import decode_varint, encode_varint
+from gazette_sdk.protocol.durations import decode_varint, encode_varint
 
 
 @given(st.integers(1, 2**63 - 1), st.binary(max_size=3), st.binary(max_size=3))

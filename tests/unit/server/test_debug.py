@@ -10,7 +10,7 @@ import pytest
 
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, Capability
-from gazette_sdk.protocol.selectors import parse_selector
+from gazette_sdk.protocol.labels import parse_selector
 from gazette_sdk.server.logging import RECENT
 from gazette_sdk.transport.loop import run
 from support.raw_http import exchange

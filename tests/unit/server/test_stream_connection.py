@@ -9,8 +9,14 @@ import pytest
 
 from gazette_sdk.broker.api.stream import stream_methods
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.stream_frames.decoding import StatusLine, decode_status, decode_text
-from gazette_sdk.protocol.stream_frames.encoding import ABORT_FRAME, PREFACE, Kind
+from gazette_sdk.protocol.stream_frames import (
+    ABORT_FRAME,
+    PREFACE,
+    Kind,
+    StatusLine,
+    decode_status,
+    decode_text,
+)
 from gazette_sdk.server.outcomes import CODES
 from gazette_sdk.server.stream_connection import StreamConnection
 from gazette_sdk.server.stream_server import StreamServer

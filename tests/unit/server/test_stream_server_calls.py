@@ -15,9 +15,15 @@ from gazette_sdk.errors import (
     ValidationError,
 )
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.stream_calls.events import NOT_RUN, PIPELINE_MAX
-from gazette_sdk.protocol.stream_frames.decoding import StatusLine
-from gazette_sdk.protocol.stream_frames.encoding import END_FRAME, Kind, Method, encode, encode_call
+from gazette_sdk.protocol.stream_calls import NOT_RUN, PIPELINE_MAX
+from gazette_sdk.protocol.stream_frames import (
+    END_FRAME,
+    Kind,
+    Method,
+    StatusLine,
+    encode,
+    encode_call,
+)
 from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, MAX_CHUNK_BYTES
 from gazette_sdk.server.metrics import metrics_text
 from support.raw_stream import RawStream, append_frames, head_of

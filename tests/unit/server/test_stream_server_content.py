@@ -10,7 +10,7 @@ import time
 import pytest
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.stream_frames.encoding import (
+from gazette_sdk.protocol.stream_frames import (
     ABORT_FRAME,
     CONTENT_BYTES_MAX,
     END_FRAME,

@@ -10,8 +10,8 @@ import pytest
 
 from gazette_sdk.errors import UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.stream_calls.events import NOT_RUN
-from gazette_sdk.protocol.stream_frames.encoding import (
+from gazette_sdk.protocol.stream_calls import NOT_RUN
+from gazette_sdk.protocol.stream_frames import (
     ABORT_FRAME,
     CONTENT_BYTES_MAX,
     Kind,

@@ -14,10 +14,10 @@ import pytest
 from gazette_sdk.errors import UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, Capability
-from gazette_sdk.protocol.stream_frames.decoding import FrameBuffer
-from gazette_sdk.protocol.stream_frames.encoding import (
+from gazette_sdk.protocol.stream_frames import (
     CONTENT_BYTES_MAX,
     MESSAGE_BYTES_MAX,
+    FrameBuffer,
     Kind,
     Method,
     encode,

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from gazette_sdk.errors import CallError
-from gazette_sdk.protocol.stream_calls.events import NOT_RUN, PIPELINE_MAX
-from gazette_sdk.protocol.stream_frames.encoding import ABORT_FRAME
+from gazette_sdk.protocol.stream_calls import NOT_RUN, PIPELINE_MAX
+from gazette_sdk.protocol.stream_frames import ABORT_FRAME
 from support.scripted_serving import (
     LIMIT_S,
     SKIPPED,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gazette_sdk.protocol.service import SERVICE, SHARD_RPCS_BY_NAME
+from gazette_sdk.protocol.rules import SERVICE, SHARD_RPCS_BY_NAME
 from gazette_sdk.transport.wires.call_status import call_error
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from gazette_sdk import adaptive_spin
-from gazette_sdk.protocol.stream_frames.encoding import Kind, encode, encode_hello
+from gazette_sdk.protocol.stream_frames import Kind, encode, encode_hello
 from gazette_sdk.server.tls import server_context
 from gazette_sdk.transport.wires.stream.blocking_connection import BlockingConnection
 from gazette_sdk.transport.wires.stream.dialing import PROTOCOLS

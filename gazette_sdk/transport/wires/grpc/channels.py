@@ -13,8 +13,8 @@ import grpc.aio
 
 from gazette_sdk.errors import ClosedError, ConfigurationError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol import urls
-from gazette_sdk.protocol.service import Rpc
+from gazette_sdk.protocol import names as urls
+from gazette_sdk.protocol.rules import Rpc
 from gazette_sdk.transport.routing.dispatcher import Action, Health, Marks, action_for, where
 from gazette_sdk.transport.target import SERVICE, Peer
 from gazette_sdk.transport.wires.base import WireOptions

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.varint import decode_varint, encode_varint
+from gazette_sdk.protocol.durations import decode_varint, encode_varint
 from gazette_sdk.transport.target import AppendItem
 
 __all__ = ["Chunk", "content_request", "decode_read_response", "encode_append_item"]

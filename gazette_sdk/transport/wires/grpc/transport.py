@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from gazette_sdk.errors import CallCancelledError, CallError, ClosedError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.service import ERROR_METADATA
+from gazette_sdk.protocol.rules import ERROR_METADATA
 from gazette_sdk.transport.routing.dispatcher import Health
 from gazette_sdk.transport.routing.routed import (
     CHUNK_BYTES_KEY,

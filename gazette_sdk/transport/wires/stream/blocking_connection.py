@@ -20,11 +20,19 @@ from google.protobuf.message import DecodeError
 from gazette_sdk.adaptive_spin import SpinningPoll
 from gazette_sdk.errors import StreamProtocolError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.stream_calls.client import ClientCalls, ClientEvent
-from gazette_sdk.protocol.stream_calls.events import GoAway, HelloReceived, Item, Ping, Status
-from gazette_sdk.protocol.stream_frames.decoding import FrameBuffer
-from gazette_sdk.protocol.stream_frames.encoding import PREFACE
-from gazette_sdk.protocol.stream_liveness import PING_AFTER_S, Liveness, Verdict
+from gazette_sdk.protocol.stream_calls import (
+    PING_AFTER_S,
+    ClientCalls,
+    ClientEvent,
+    GoAway,
+    HelloReceived,
+    Item,
+    Liveness,
+    Ping,
+    Status,
+    Verdict,
+)
+from gazette_sdk.protocol.stream_frames import PREFACE, FrameBuffer
 from gazette_sdk.transport.target import Destination
 from gazette_sdk.transport.wires.base import BlockingCall
 from gazette_sdk.transport.wires.stream.call import Call, Ended, check_alpn, malformed, no_response

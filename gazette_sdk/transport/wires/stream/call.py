@@ -16,8 +16,8 @@ from gazette_sdk.errors import (
     StreamProtocolError,
     UnavailableError,
 )
-from gazette_sdk.protocol.status_codes import CODE_NAMES
-from gazette_sdk.protocol.stream_calls.events import Status
+from gazette_sdk.protocol.rules import CODE_NAMES
+from gazette_sdk.protocol.stream_calls import Status
 from gazette_sdk.protocol.stream_pb2 import CallHead
 from gazette_sdk.transport.target import Destination
 from gazette_sdk.transport.wires.call_status import call_error

@@ -20,11 +20,18 @@ from collections.abc import Callable
 from typing import cast
 
 from gazette_sdk.errors import StreamProtocolError
-from gazette_sdk.protocol.stream_calls.client import ClientCalls, ClientEvent
-from gazette_sdk.protocol.stream_calls.events import GoAway, HelloReceived, Item, Ping, Status
-from gazette_sdk.protocol.stream_frames.decoding import FrameBuffer
-from gazette_sdk.protocol.stream_frames.encoding import PREFACE, Frame
-from gazette_sdk.protocol.stream_liveness import Liveness, Verdict
+from gazette_sdk.protocol.stream_calls import (
+    ClientCalls,
+    ClientEvent,
+    GoAway,
+    HelloReceived,
+    Item,
+    Liveness,
+    Ping,
+    Status,
+    Verdict,
+)
+from gazette_sdk.protocol.stream_frames import PREFACE, Frame, FrameBuffer
 from gazette_sdk.protocol.stream_pb2 import Hello
 from gazette_sdk.transport.wires.stream.call import Ended, check_alpn
 from gazette_sdk.transport.wires.stream.open_call import OpenCall

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gazette_sdk.errors import ConfigurationError, StreamProtocolError, UnavailableError
-from gazette_sdk.protocol import urls
-from gazette_sdk.protocol.stream_calls.client import ClientCalls
+from gazette_sdk.protocol import names as urls
+from gazette_sdk.protocol.stream_calls import ClientCalls
 from gazette_sdk.transport.wires.stream.call import ALPN
 from gazette_sdk.transport.wires.tls import Tls
 

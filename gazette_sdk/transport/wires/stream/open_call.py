@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gazette_sdk.protocol.stream_calls.events import Item, Status
+from gazette_sdk.protocol.stream_calls import Item, Status
 from gazette_sdk.transport.wires.stream.call import Call, Ended
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from gazette_sdk.errors import GazetteError, StreamProtocolError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.stream_calls.events import PIPELINE_MAX
+from gazette_sdk.protocol.stream_calls import PIPELINE_MAX
 from gazette_sdk.transport.target import Destination, Peer
 from gazette_sdk.transport.wires.base import Answered, AppendPipeline, PreparedAppend
 from gazette_sdk.transport.wires.stream.call import too_long

@@ -16,9 +16,9 @@ from google.protobuf.message import DecodeError, Message
 
 from gazette_sdk.errors import CallError, StreamProtocolError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol import urls
-from gazette_sdk.protocol.status_codes import CODE_NAMES
-from gazette_sdk.protocol.stream_frames.encoding import CONTENT_BYTES_MAX, Kind
+from gazette_sdk.protocol import names as urls
+from gazette_sdk.protocol.rules import CODE_NAMES
+from gazette_sdk.protocol.stream_frames import CONTENT_BYTES_MAX, Kind
 from gazette_sdk.transport.routing.dispatcher import Health
 from gazette_sdk.transport.routing.routed import (
     CHUNK_BYTES_KEY,

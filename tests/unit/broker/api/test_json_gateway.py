@@ -12,7 +12,7 @@ from gazette_sdk.errors import CallError, UnauthenticatedError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, Capability
 from gazette_sdk.protocol.durations import from_seconds
-from gazette_sdk.protocol.non_null_fields import complete
+from gazette_sdk.protocol.rules import complete
 from gazette_sdk.server.json_gateway import _json, message_json
 from gazette_sdk.transport.loop import run
 from support.raw_http import exchange

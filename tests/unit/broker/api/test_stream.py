@@ -9,9 +9,9 @@ import pytest
 
 from gazette_sdk.broker.api.stream import stream_methods
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.stream_calls.events import CallBegan, Item
-from gazette_sdk.protocol.stream_calls.server import ServerCalls
-from gazette_sdk.protocol.stream_frames.encoding import Kind, Method
+from gazette_sdk.protocol.served_calls import ServerCalls
+from gazette_sdk.protocol.stream_calls import CallBegan, Item
+from gazette_sdk.protocol.stream_frames import Kind, Method
 from gazette_sdk.protocol.stream_pb2 import CallHead
 from gazette_sdk.server.call import Call
 from gazette_sdk.server.stream_method import StreamMethod

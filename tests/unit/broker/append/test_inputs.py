@@ -14,7 +14,7 @@ from gazette_sdk.broker.fragments.index import Summary
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import sum_of
 from gazette_sdk.protocol.journal_spec import may_write
-from gazette_sdk.protocol.selectors import parse_selector
+from gazette_sdk.protocol.labels import parse_selector
 from support.brokers import journal_spec
 from support.vectors import cases, label_set
 

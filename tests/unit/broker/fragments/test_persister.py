@@ -20,7 +20,7 @@ from gazette_sdk.fragment.stores import FileStore, open_store
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_name
 from gazette_sdk.protocol.labels import label_set
-from gazette_sdk.protocol.urls import parse_store_url
+from gazette_sdk.protocol.names import parse_store_url
 from gazette_sdk.testing.store_faults import StoreFaultInjector, StoreFaults
 from support.spools import REVISION, SpoolUser, files_below, until
 from support.vectors import cases

@@ -15,7 +15,7 @@ from gazette_sdk.fragment.stores import FileStore, open_store
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability, Claims
 from gazette_sdk.protocol.durations import from_ns, from_seconds
-from gazette_sdk.protocol.rpc import validate
+from gazette_sdk.protocol.rules import validate
 from support.vectors import cases
 
 EVERYTHING = Claims(int(Capability.ALL), pb.LabelSelector(), math.inf)

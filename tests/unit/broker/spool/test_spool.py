@@ -24,8 +24,7 @@ from gazette_sdk.broker.spool.directory import Durability, SpoolDirectory
 from gazette_sdk.fragment.codecs import decompressor
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import digest_of
-from gazette_sdk.protocol.labels import label_set, subtract, union
-from gazette_sdk.protocol.selectors import matches, parse_selector
+from gazette_sdk.protocol.labels import label_set, matches, parse_selector, subtract, union
 from support import vectors
 from support.spools import (
     CLUSTER,

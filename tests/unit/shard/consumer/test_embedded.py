@@ -33,8 +33,7 @@ from gazette_sdk.protocol.authorization import (
     FixedToken,
     authority_for,
 )
-from gazette_sdk.protocol.labels import label_set
-from gazette_sdk.protocol.selectors import parse_selector
+from gazette_sdk.protocol.labels import label_set, parse_selector
 from gazette_sdk.shard import EmbeddedConsumer
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.queries import QUERIES_OF_PEER_MAX

@@ -10,7 +10,7 @@ from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Claims
-from gazette_sdk.protocol.selectors import parse_selector
+from gazette_sdk.protocol.labels import parse_selector
 from gazette_sdk.shard.consumer.resolver import MISSING_ID, ResolverStoppedError
 from support.etcd import run
 from support.shard_services import (

@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Mapping
 
 from gazette_sdk.errors import StreamProtocolError
-from gazette_sdk.protocol.stream_calls.calls import Calls
-from gazette_sdk.protocol.stream_calls.events import (
+from gazette_sdk.protocol.stream_calls import (
     NOT_RUN,
     PIPELINE_MAX,
     Aborted,
     CallBegan,
     CallRefused,
+    Calls,
     Code,
     GoAway,
     HalfClosed,
@@ -22,8 +22,7 @@ from gazette_sdk.protocol.stream_calls.events import (
     Pong,
     out_of_order,
 )
-from gazette_sdk.protocol.stream_frames.decoding import decode_call, decode_head, decode_text
-from gazette_sdk.protocol.stream_frames.encoding import (
+from gazette_sdk.protocol.stream_frames import (
     FRAME_HEADER,
     MESSAGE_BYTES_MAX,
     METHODS,
@@ -32,14 +31,15 @@ from gazette_sdk.protocol.stream_frames.encoding import (
     Kind,
     MethodTraits,
     complaint,
+    decode_call,
+    decode_head,
+    decode_text,
     encode,
     encode_hello,
     encode_status,
     header,
 )
 from gazette_sdk.protocol.stream_pb2 import CallHead
-
-__all__ = ["TABLE", "ReceiveState", "ServerCalls", "ServerEffect", "ServerEvent"]
 
 ServerEvent = CallBegan | CallRefused | Item | HalfClosed | Aborted | Ping | Pong | GoAway
 """Meaning of a frame of the client."""

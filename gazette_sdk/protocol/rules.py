@@ -2,27 +2,48 @@
 
 A server validates each request before it acts, a client each response. The rule that fails first
 is part of the contract; texts are not.
+
+Process ids, routes and headers (protocol section 9).
+
+Sub-messages that are encoded even when they are empty (protocol section 1).
+
+Other implementations always encode the sub-messages marked "NN" there. They decode messages
+without them alike: completing a message matters only where bytes are compared, but costs little.
+
+Tables of the calls of the journal service and the shard service: paths, numbers, messages.
+
+gRPC paths are those of protocol section 3 and shard section 2; numbers those of the stream
+transport.
+
+gRPC's status codes, with which calls end on every wire.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar, cast
 
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.durations import to_ns
 from gazette_sdk.protocol.fragments import validate_fragment
 from gazette_sdk.protocol.journal_spec import validate_journal_spec
-from gazette_sdk.protocol.labels import PREFIX, validate_label_set
-from gazette_sdk.protocol.names import validate_journal, validate_path_component
-from gazette_sdk.protocol.routes import validate_header, validate_route
-from gazette_sdk.protocol.selectors import validate_selector
-from gazette_sdk.protocol.urls import validate_store_url, validate_url
-
-__all__ = ["PAGE_LIMIT_MOST", "WRITE_HEAD", "validate", "validate_change"]
+from gazette_sdk.protocol.labels import PREFIX, validate_label_set, validate_selector
+from gazette_sdk.protocol.names import (
+    at,
+    validate_endpoint,
+    validate_journal,
+    validate_path_component,
+    validate_store_url,
+    validate_token,
+    validate_url,
+)
 
 WRITE_HEAD = -1
 """Offset of a read which begins at the journal's current write head."""
@@ -392,3 +413,367 @@ _VALIDATORS: dict[type[Message], Callable[[Any], None]] = {
     pb.FragmentStoreHealthRequest: _validate_store_health_request,
     pb.FragmentStoreHealthResponse: _validate_status_and_header,
 }
+
+
+NO_PRIMARY = -1
+"""``Route.primary`` of a route without primary; an absent field means the first member."""
+JOURNAL_LIMIT_MOST = 1 << 17
+"""Greatest number of replicas that a broker may offer to host."""
+
+_ZONE_LENGTH_BYTES = (1, 32)
+_SUFFIX_LENGTH_BYTES = (4, 128)
+
+
+# ---------------------------------------------------------------- making
+
+
+def route_of(assignments: Iterable[tuple[str, str, int]]) -> pb.Route:
+    """Return the route of a journal, without endpoints.
+
+    Two assignments of one member, which writers that did not know of each other may have made, are
+    one member of the route.
+
+    Args:
+        assignments: zone, suffix and slot of each of its assignments, in key order.
+    """
+    route = pb.Route(primary=NO_PRIMARY)
+    last: tuple[str, str] | None = None
+    for zone, suffix, slot in assignments:
+        if (zone, suffix) != last:
+            last = zone, suffix
+            route.members.add(zone=zone, suffix=suffix)
+        if slot == 0:
+            route.primary = len(route.members) - 1
+    return route
+
+
+def attach_endpoints(route: pb.Route, endpoint_of: Callable[[str, str], str | None]) -> None:
+    """Set the route's endpoints, one per member.
+
+    Args:
+        route: the route, changed in place.
+        endpoint_of: returns the endpoint of a zone and suffix; ``None``, which becomes an empty
+            text, if that member is gone.
+    """
+    route.endpoints[:] = [endpoint_of(member.zone, member.suffix) or "" for member in route.members]
+
+
+def equivalent(a: pb.Route, b: pb.Route) -> bool:
+    """Return True if two routes have equal members and primary; endpoints do not matter."""
+    return a.primary == b.primary and a.members == b.members
+
+
+def unrouted_header(process_id: pb.ProcessSpec.ID | None, etcd: pb.Header.Etcd) -> pb.Header:
+    """Return the header of responses without a journal: List, Apply, FragmentStoreHealth.
+
+    Args:
+        process_id: the answering broker; ``None`` if its member key is gone.
+        etcd: Etcd header of its key space.
+    """
+    header = pb.Header(process_id=process_id or pb.ProcessSpec.ID(), etcd=etcd)
+    header.route.primary = NO_PRIMARY
+    return header
+
+
+# ---------------------------------------------------------------- validation
+
+
+def validate_process_id(process_id: pb.ProcessSpec.ID, path: str = "") -> None:
+    """Check zone and suffix.
+
+    Raises:
+        ValidationError: under ``Zone`` or ``Suffix``.
+    """
+    validate_token(process_id.zone, at(path, "Zone"), *_ZONE_LENGTH_BYTES)
+    validate_token(process_id.suffix, at(path, "Suffix"), *_SUFFIX_LENGTH_BYTES)
+
+
+def validate_process_spec(spec: pb.ProcessSpec, path: str = "") -> None:
+    """Check a process's id, and then its endpoint.
+
+    Raises:
+        ValidationError: under ``Id`` or ``Endpoint``.
+    """
+    validate_process_id(spec.id, at(path, "Id"))
+    validate_endpoint(spec.endpoint, at(path, "Endpoint"))
+
+
+def validate_broker_spec(spec: pb.BrokerSpec, path: str = "") -> None:
+    """Check a broker's process spec, and its limit of journals.
+
+    Raises:
+        ValidationError: of the process spec, or of kind ``invalid_journal_limit``.
+    """
+    validate_process_spec(spec.process_spec, path)
+    if spec.journal_limit > JOURNAL_LIMIT_MOST:
+        raise ValidationError(
+            f"invalid journal_limit ({spec.journal_limit}; expected <= {JOURNAL_LIMIT_MOST})",
+            kind="invalid_journal_limit",
+            path=path,
+        )
+
+
+def validate_route(route: pb.Route, path: str = "") -> None:
+    """Check members and their order, the primary, and endpoints.
+
+    Raises:
+        ValidationError: of a member or endpoint, or of kind ``not_sorted_unique``,
+            ``invalid_primary`` or ``endpoints_length``.
+    """
+    last: tuple[str, str] | None = None
+    for index, member in enumerate(route.members):
+        validate_process_id(member, at(path, f"Members[{index}]"))
+        this = (member.zone, member.suffix)
+        if last is not None and last >= this:
+            raise ValidationError(
+                f"members must be sorted and unique ({this} follows {last})",
+                kind="not_sorted_unique",
+                path=path,
+            )
+        last = this
+    if not NO_PRIMARY <= route.primary < len(route.members):
+        raise ValidationError(
+            f"invalid primary ({route.primary}; expected -1 <= primary < {len(route.members)})",
+            kind="invalid_primary",
+            path=path,
+        )
+    if not route.endpoints:
+        return
+    if len(route.endpoints) != len(route.members):
+        raise ValidationError(
+            f"endpoints and members must be equally many "
+            f"({len(route.endpoints)} and {len(route.members)})",
+            kind="endpoints_length",
+            path=path,
+        )
+    for index, endpoint in enumerate(route.endpoints):
+        if endpoint:
+            validate_endpoint(endpoint, at(path, f"Endpoints[{index}]"))
+
+
+def validate_etcd(etcd: pb.Header.Etcd, path: str = "") -> None:
+    """Check that all fields of an Etcd header are set.
+
+    Raises:
+        ValidationError: kinds in checking order ``invalid_cluster_id``, ``invalid_member_id``,
+            ``invalid_revision``, ``invalid_raft_term``.
+    """
+    for field, value in (
+        ("cluster_id", etcd.cluster_id),
+        ("member_id", etcd.member_id),
+        ("revision", etcd.revision),
+        ("raft_term", etcd.raft_term),
+    ):
+        if value <= 0:
+            raise ValidationError(
+                f"invalid {field} ({value}; expected > 0)", kind=f"invalid_{field}", path=path
+            )
+
+
+_VALID_HEADERS_MAX = 64
+_VALID_HEADER_BYTES_MAX = 2048
+
+_valid_headers: set[bytes] = set()
+"""Encoded headers that passed lately: the responses of a broker have the same one for long."""
+
+
+def validate_header(header: pb.Header, path: str = "") -> None:
+    """Check a header's process id (unless wholly empty), its route, and its Etcd header.
+
+    Raises:
+        ValidationError: under ``ProcessId``, ``Route`` or ``Etcd``.
+    """
+    encoded = header.SerializeToString()
+    if encoded in _valid_headers:
+        return
+    process_id = header.process_id
+    if process_id.zone or process_id.suffix:
+        validate_process_id(process_id, at(path, "ProcessId"))
+    validate_route(header.route, at(path, "Route"))
+    validate_etcd(header.etcd, at(path, "Etcd"))
+    if len(encoded) <= _VALID_HEADER_BYTES_MAX:
+        if len(_valid_headers) >= _VALID_HEADERS_MAX:
+            _valid_headers.clear()
+        _valid_headers.add(encoded)
+
+
+OWN_FIELDS_FROM = 101
+"""Least number of fields that only this implementation has. Others ignore them."""
+
+_NON_NULL: dict[str, tuple[str, ...]] = {
+    "protocol.LabelSelector": ("include", "exclude"),
+    "protocol.JournalSpec": ("labels", "fragment"),
+    "protocol.JournalSpec.Fragment": ("refresh_interval", "retention", "flush_interval"),
+    "protocol.ProcessSpec": ("id",),
+    "protocol.BrokerSpec": ("process_spec",),
+    "protocol.Fragment": ("sum",),
+    "protocol.Header": ("process_id", "route", "etcd"),
+    "protocol.AppendResponse": ("header",),
+    "protocol.ListRequest": ("selector",),
+    "protocol.ListResponse": ("header",),
+    "protocol.ListResponse.Journal": ("spec", "route"),
+    "protocol.ApplyResponse": ("header",),
+    "protocol.FragmentsResponse": ("header",),
+    "protocol.FragmentsResponse._Fragment": ("spec",),
+    "protocol.FragmentStoreHealthResponse": ("header",),
+    "consumer.ShardSpec": ("max_txn_duration", "min_txn_duration", "labels"),
+    "consumer.ConsumerSpec": ("process_spec",),
+    "consumer.ListRequest": ("selector",),
+    "consumer.ListResponse": ("header",),
+    "consumer.ListResponse.Shard": ("spec", "route"),
+    "consumer.ApplyResponse": ("header",),
+    "consumer.StatResponse": ("header",),
+    "consumer.GetHintsResponse": ("header", "primary_hints"),
+}
+
+M = TypeVar("M", bound=Message)
+
+
+def complete(message: M) -> M:
+    """Make the sub-messages present that are always encoded, at every depth.
+
+    Args:
+        message: any message; changed in place.
+
+    Returns:
+        The same message.
+    """
+    always, present, repeated = _plan(message.DESCRIPTOR)
+    for name, nested in always:
+        inner = getattr(message, name)
+        inner.SetInParent()
+        if nested:
+            complete(inner)
+    for name in present:
+        if message.HasField(name):
+            complete(getattr(message, name))
+    for name in repeated:
+        for inner in getattr(message, name):
+            complete(inner)
+    return message
+
+
+def is_non_null(field: FieldDescriptor) -> bool:
+    """Return True for a field with a sub-message that is encoded even when it is empty."""
+    of = field.containing_type
+    return of is not None and field.name in _NON_NULL.get(of.full_name, ())
+
+
+def json_fields(message: Message) -> list[FieldDescriptor]:
+    """Return the fields of a message in JSON: all, but of ours only those that are set."""
+    ours = {field.number for field, _ in message.ListFields() if field.number >= OWN_FIELDS_FROM}
+    every = cast("Sequence[FieldDescriptor]", message.DESCRIPTOR.fields)
+    return [field for field in every if field.number < OWN_FIELDS_FROM or field.number in ours]
+
+
+_Plan = tuple[tuple[tuple[str, bool], ...], tuple[str, ...], tuple[str, ...]]
+"""Fields that are always present, with True where they have such fields; other single fields that
+have such fields; repeated fields that have them."""
+
+
+@cache
+def _plan(descriptor: Descriptor) -> _Plan:
+    non_null = _NON_NULL.get(descriptor.full_name, ())
+    inner = [field for field in descriptor.fields if field.type == FieldDescriptor.TYPE_MESSAGE]
+    deep = [field for field in inner if any(_plan(field.message_type))]
+    return (
+        tuple((name, descriptor.fields_by_name[name] in deep) for name in non_null),
+        tuple(f.name for f in deep if not f.is_repeated and f.name not in non_null),
+        tuple(field.name for field in deep if field.is_repeated),
+    )
+
+
+SERVICE = "protocol.Journal"
+"""Full name of the journal service."""
+
+SHARD_SERVICE = "consumer.Shard"
+"""Full name of the shard service, which consumer processes serve."""
+
+ERROR_METADATA = "gazette-error"
+"""Trailing metadata of a failed call: the class name of a store's error. Brokers of this SDK send
+it with the code UNKNOWN: a client can distinguish a damaged fragment from a temporary failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rpc:
+    """A call of a service.
+
+    Attributes:
+        name: its name, such as ``Append``.
+        number: its method number on the stream transport; 0 if it is not served there.
+        request_type: class of requests.
+        response_type: class of responses.
+        client_streams: True if the client sends several requests.
+        server_streams: True if the server sends several responses.
+        service: full name of its service, by default of the journal service.
+    """
+
+    name: str
+    number: int
+    request_type: type[Message]
+    response_type: type[Message]
+    client_streams: bool = False
+    server_streams: bool = False
+    service: str = SERVICE
+
+    @property
+    def path(self) -> str:
+        """Its gRPC path."""
+        return f"/{self.service}/{self.name}"
+
+
+RPCS = (
+    Rpc("List", 1, pb.ListRequest, pb.ListResponse, server_streams=True),
+    Rpc("Apply", 2, pb.ApplyRequest, pb.ApplyResponse),
+    Rpc("Read", 3, pb.ReadRequest, pb.ReadResponse, server_streams=True),
+    Rpc("Append", 4, pb.AppendRequest, pb.AppendResponse, client_streams=True),
+    Rpc(
+        "Replicate",
+        5,
+        pb.ReplicateRequest,
+        pb.ReplicateResponse,
+        client_streams=True,
+        server_streams=True,
+    ),
+    Rpc("ListFragments", 6, pb.FragmentsRequest, pb.FragmentsResponse),
+    Rpc("FragmentStoreHealth", 7, pb.FragmentStoreHealthRequest, pb.FragmentStoreHealthResponse),
+)
+"""Every call of the journal service."""
+
+RPCS_BY_NAME = {rpc.name: rpc for rpc in RPCS}
+
+SHARD_RPCS = tuple(
+    Rpc(name, 0, request_type, response_type, service=SHARD_SERVICE)
+    for name, request_type, response_type in (
+        ("Stat", cpb.StatRequest, cpb.StatResponse),
+        ("List", cpb.ListRequest, cpb.ListResponse),
+        ("Apply", cpb.ApplyRequest, cpb.ApplyResponse),
+        ("GetHints", cpb.GetHintsRequest, cpb.GetHintsResponse),
+        ("Unassign", cpb.UnassignRequest, cpb.UnassignResponse),
+    )
+)
+"""Every call of the shard service."""
+
+SHARD_RPCS_BY_NAME = {rpc.name: rpc for rpc in SHARD_RPCS}
+
+
+CODE_NAMES = (
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+)
+"""Names of the codes, by number."""

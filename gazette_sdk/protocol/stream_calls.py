@@ -1,24 +1,77 @@
-"""Client's state of the calls on one connection."""
+"""Calls on the stream transport: which frame may come when, and what it means. Pure.
+
+A connection carries calls. The client opens them with CALL frames; each gets exactly one STATUS,
+and STATUSes come in the order of the CALLs. No frame names its call, so both ends count:
+
+**What a client sends belongs to the newest call**, the one whose CALL it sent last. For a method
+whose client streams, MESSAGE and CONTENT follow the CALL until END. A call *is sent* when its
+END or ABORT was sent, or its STATUS was received; a call of any other method is sent with its
+CALL. Only then may the next CALL follow. ABORT may come for the newest call at any time, also
+after END; older calls can't be aborted, so whoever may want to stop a call early opens no other
+behind it.
+
+**What a server sends belongs to the oldest open call**, the oldest without STATUS. Every call
+gets its STATUS, also one that was aborted: this keeps both ends in step.
+
+**Frames cross.** A server may send STATUS before it has read the whole call (an append refused
+at once). The client, which doesn't know yet, goes on sending MESSAGE and CONTENT, and may end
+with END or ABORT: the server drops these, up to the next CALL. When the STATUS arrives, the
+client stops sending: neither END nor ABORT is needed any more. So a server that sees a CALL
+while the newest call is neither sent nor answered sees a client that is out of step: it ends the
+connection. An ABORT that crosses the STATUS of a call already sent is dropped, too.
+
+**Pipelining.** Up to 64 calls may be open. A client's count is never less than its server's, so
+a client that keeps the bound is never refused; the server holds back a 65th CALL, and with it
+everything after, until a STATUS makes room (``ServerCalls.full``).
+
+**After success.** A call whose head says ``after_success`` is run only if the call before it on
+the connection ended with success; the first call has none before it, and runs. What success is,
+the service says when it ends a call: for an append, that the journal took it, which is more than
+the code 0. A call that isn't run for this reason ends with the code ABORTED, and isn't a success
+itself, so that a chain of such calls stops at its first failure.
+
+**Leaving.** After GOAWAY neither end opens new calls; those already begun go on. A CALL that
+crosses the server's GOAWAY is answered with UNAVAILABLE. The client closes the connection when
+its last call has ended; a server without open calls waits for that, for a bounded time.
+
+**Not run.** A STATUS whose kind is :data:`NOT_RUN` says that the service never received the call:
+its method is unknown here, it came after GOAWAY, or it followed a failure. It can be repeated
+without the risk that it runs twice.
+
+**Rules broken.** The end that receives a frame out of order raises
+:class:`~gazette_sdk.errors.StreamProtocolError`, for this frame and every later one. The
+connection ends then, with a GOAWAY that gives the reason. The methods for sending raise the same
+error for a frame that the peer would refuse; the connection stays usable.
+
+Each end is a table of (state, kind of frame) → (effect, next state):
+
+- ``events``: events that the state machines make of the frames they receive.
+- ``calls``: what both ends have.
+- ``server``: :class:`ServerCalls`.
+- ``client``: :class:`ClientCalls`.
+
+Events that the state machines of both ends make of the frames they receive.
+
+State of the calls on one connection that both ends have.
+
+Client's state of the calls on one connection.
+
+Liveness of the peer of a stream connection: when to send PING, and when to drop it. Pure.
+
+A peer that sends nothing for 2.5 s during a call gets a PING. One that sends nothing for 5 s is
+dropped: so a client gives up a frozen broker when a short lease ends. It has 60 s while more than
+64 KiB of our data is unread: it may be slow, and yet alive.
+The caller passes monotonic seconds as ``now``.
+"""
 
 from __future__ import annotations
 
 import enum
 from collections import deque
+from typing import NamedTuple
 
 from gazette_sdk.errors import StreamProtocolError
-from gazette_sdk.protocol.stream_calls.calls import Calls
-from gazette_sdk.protocol.stream_calls.events import (
-    PIPELINE_MAX,
-    GoAway,
-    HelloReceived,
-    Item,
-    Ping,
-    Pong,
-    Status,
-    out_of_order,
-)
-from gazette_sdk.protocol.stream_frames.decoding import decode_hello, decode_status, decode_text
-from gazette_sdk.protocol.stream_frames.encoding import (
+from gazette_sdk.protocol.stream_frames import (
     ABORT_FRAME,
     CONTENT_BYTES_MAX,
     END_FRAME,
@@ -27,22 +80,170 @@ from gazette_sdk.protocol.stream_frames.encoding import (
     Frame,
     Kind,
     Method,
+    decode_hello,
+    decode_status,
+    decode_text,
     encode,
     encode_append,
     encode_call,
+    encode_goaway,
     header,
 )
+from gazette_sdk.protocol.stream_pb2 import CallHead, Hello
 
-__all__ = [
-    "SENDING",
-    "TABLE",
-    "ClientCalls",
-    "ClientEffect",
-    "ClientEvent",
-    "ReceiveState",
-    "SendAction",
-    "SendState",
-]
+PIPELINE_MAX = 64
+"""Greatest number of open calls of a connection."""
+
+NOT_RUN = "NotRun"
+"""Kind of a STATUS that ends a call which the service never received."""
+
+
+class Code(enum.IntEnum):
+    """gRPC status codes that the state machines themselves send."""
+
+    OK = 0
+    ABORTED = 10
+    UNIMPLEMENTED = 12
+    UNAVAILABLE = 14
+
+
+class CallBegan(NamedTuple):
+    """Server: a call begins.
+
+    Attributes:
+        call: its number; numbers rise by one from 1.
+        method: number of the method, one the server knows.
+        head: metadata and bound. The same object for calls with the same head: not to be changed.
+        request: the encoded request.
+        sent: no further frame of the call will follow, except ABORT.
+    """
+
+    call: int
+    method: int
+    head: CallHead
+    request: bytes
+    sent: bool
+
+
+class CallRefused(NamedTuple):
+    """Server: a call that is not to be run. Answer it with this STATUS when it is the oldest."""
+
+    call: int
+    code: int
+    text: str
+    kind: str
+
+
+class Item(NamedTuple):
+    """Both: a further message or content of a call. ``kind`` is MESSAGE or CONTENT."""
+
+    call: int
+    kind: int
+    payload: bytes
+
+
+class HalfClosed(NamedTuple):
+    """Server: END came. The call is whole; an append commits."""
+
+    call: int
+
+
+class Aborted(NamedTuple):
+    """Server: the client gave the call up. It is still to be ended, with any status."""
+
+    call: int
+
+
+class HelloReceived(NamedTuple):
+    """Client: the server said HELLO; calls can begin."""
+
+    hello: Hello
+
+
+class Status(NamedTuple):
+    """Client: a call ended.
+
+    Attributes:
+        call: its number.
+        code: gRPC status code; 0 is success.
+        text: reason of the failure; empty for success.
+        kind: name of the error's class, where the server sent it.
+    """
+
+    call: int
+    code: int
+    text: str
+    kind: str
+
+    @property
+    def not_run(self) -> bool:
+        """Return True if the service certainly never received the call."""
+        return self.kind == NOT_RUN
+
+
+class Ping(NamedTuple):
+    """Both: a PING. Answer it with ``pong(payload)``."""
+
+    payload: bytes
+
+
+class Pong(NamedTuple):
+    """Both: an answer to a PING."""
+
+    payload: bytes
+
+
+class GoAway(NamedTuple):
+    """Both: the peer accepts or opens no new calls. It may be sent more than once."""
+
+    reason: str
+
+
+def out_of_order(frame: Frame, state: enum.IntEnum) -> str:
+    """Return the message of the error for a frame that must not come in a state."""
+    name = Kind(frame.kind).name
+    return f"{name} frame out of order (state {state.name.lower()})"
+
+
+class Calls:
+    """Calls of one connection, at either end: their numbers, and how the connection ends.
+
+    Attributes:
+        leaving: GOAWAY was sent or received: no call can begin any more.
+        failed: the peer broke the rules; send :meth:`goaway` and close the connection.
+    """
+
+    __slots__ = ("_newest", "_oldest", "failed", "leaving")
+
+    def __init__(self) -> None:
+        self.leaving = False
+        self.failed: StreamProtocolError | None = None
+        self._newest = 0
+        self._oldest = 1
+
+    @property
+    def open_calls(self) -> range:
+        """Numbers of the calls without STATUS, the oldest first."""
+        return range(self._oldest, self._newest + 1)
+
+    @property
+    def drained(self) -> bool:
+        """Return True if no call is open and none can begin. The client closes the connection."""
+        return self.leaving and self._newest < self._oldest
+
+    def ping(self, payload: bytes) -> bytes:
+        """Return a PING of up to 64 bytes; the peer sends them back."""
+        return encode(Kind.PING, payload)
+
+    def pong(self, payload: bytes) -> bytes:
+        """Return the answer to a :class:`Ping`."""
+        return encode(Kind.PONG, payload)
+
+    def goaway(self, reason: str) -> bytes:
+        """Return a GOAWAY: no new calls begin. Open ones go on unless the rules were broken."""
+        self.leaving = True
+        return encode_goaway(reason)
+
 
 ClientEvent = HelloReceived | Item | Status | Ping | Pong | GoAway
 """Meaning of a frame of the server."""
@@ -422,3 +623,87 @@ class ClientCalls(Calls):
         if needed is None:
             raise StreamProtocolError(f"call {call} is whole: nothing can follow")
         return needed
+
+
+PING_AFTER_S = 2.5
+"""A PING is sent after so much silence during a call, and each time as much passes again."""
+
+SILENCE_MAX_S = 5.0
+"""A peer is dropped after so much silence during a call."""
+
+STALL_MAX_S = 60.0
+"""The same, while more than :data:`STALLED_BYTES` that we sent may be unread."""
+
+STALLED_BYTES = 64 << 10
+
+
+class Verdict(enum.Enum):
+    """Result of a check."""
+
+    WAIT = "check again at the deadline"
+    PING = "send PING, and check again at the deadline"
+    DROP = "the peer is dead: drop the connection"
+
+
+class Liveness:
+    """Clock of one connection's silence. It runs while calls are open.
+
+    Args:
+        now: the time at which the first call begins.
+
+    Attributes:
+        deadline: when to call :meth:`check` next. Hearing from the peer does not move it: a check
+            that comes early says WAIT.
+        heard_at: when the peer was last heard.
+        unread_bytes: what was sent since.
+    """
+
+    __slots__ = ("deadline", "heard_at", "unread_bytes")
+
+    def __init__(self, now: float) -> None:
+        self.begin(now)
+
+    def begin(self, now: float) -> None:
+        """Begin anew: the first call begins, and everything sent before it was read."""
+        self.heard_at = now
+        self.unread_bytes = 0
+        self.deadline = now + PING_AFTER_S
+
+    def heard(self, now: float) -> None:
+        """Note that data of the peer arrived."""
+        self.heard_at = now
+        self.unread_bytes = 0
+
+    def restart(self, now: float) -> None:
+        """Count the silence from now on: a call begins, or we read again."""
+        self.heard_at = now
+
+    def sent(self, length_bytes: int) -> None:
+        """Note data sent to the peer."""
+        self.unread_bytes += length_bytes
+
+    def check(self, now: float, *, reading_paused: bool = False) -> Verdict:
+        """Decide what to do, and set the next deadline.
+
+        Args:
+            now: monotonic seconds.
+            reading_paused: True if we do not read what the peer sends. The silence is ours then:
+                a PING is sent, so that the peer hears from us, and the silence starts again.
+        """
+        if reading_paused:
+            self.restart(now)
+            self.deadline = now + PING_AFTER_S
+            return Verdict.PING
+        silent_s = now - self.heard_at
+        bound_s = STALL_MAX_S if self.unread_bytes > STALLED_BYTES else SILENCE_MAX_S
+        if silent_s >= bound_s:
+            return Verdict.DROP
+        if silent_s >= PING_AFTER_S:
+            self.deadline = now + min(bound_s - silent_s, PING_AFTER_S)
+            return Verdict.PING
+        self.deadline = self.heard_at + PING_AFTER_S
+        return Verdict.WAIT
+
+    def silent_s(self, now: float) -> float:
+        """Return the seconds since the peer was last heard."""
+        return now - self.heard_at
