@@ -14,11 +14,8 @@ Everything here is pure: no I/O, no clock. In reading order:
 - ``cutter``: cuts a journal's content that is received in chunks of any size
 """
 
-from gazette_sdk.framing.base import Frames, Framing
+from gazette_sdk.framing.base import Cut, Cutter, FixedProtobuf, Frames, Framing, JsonLines
 from gazette_sdk.framing.csv import Csv
-from gazette_sdk.framing.cutter import Cut, Cutter
-from gazette_sdk.framing.fixed import FixedProtobuf
-from gazette_sdk.framing.json_lines import JsonLines
 from gazette_sdk.framing.registry import framing_for, register
 
 __all__ = [

@@ -1,8 +1,16 @@
-"""Interface of a framing: payloads of messages to frames and back."""
+r"""Interface of a framing: payloads of messages to frames and back.
+
+Cutter of a journal's content, received in chunks of any size, into frames.
+
+Fixed header and payload: the framing of protobuf messages (message section 7).
+
+JSON lines: one compact JSON value per message, ended by ``\n`` (message section 6).
+"""
 
 from __future__ import annotations
 
 import abc
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeAlias
@@ -10,9 +18,8 @@ from typing import ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from gazette_sdk.errors import FramingError
-
-__all__ = ["FRAME_BYTES_MAX", "Buffer", "Frames", "Framing"]
+from gazette_sdk.errors import DesyncError, FramingError, OversizedFrameError, TornFrameError
+from gazette_sdk.user_code import check_raised
 
 FRAME_BYTES_MAX = 64 << 20
 """Limit of the length of a message with its framing: publishers refuse a longer one, and readers
@@ -156,3 +163,301 @@ class Framing(abc.ABC):
             whole[begin + head : end - tail]
             for begin, end in zip(frames.begins, frames.ends, strict=True)
         ]
+
+
+@dataclass(slots=True)
+class Cut:
+    """Frames that one chunk completed.
+
+    Attributes:
+        buffer: content; valid until the next call of :meth:`Cutter.feed`.
+        frames: positions of its frames.
+        offset: the journal's offset of the buffer's first byte.
+    """
+
+    buffer: Buffer
+    frames: Frames
+    offset: int
+
+
+class Cutter:
+    """Cutter of one journal's content into frames.
+
+    A frame that is too long is an error as soon as that is known. Its bytes are dropped up to its
+    end, if the framing finds that, and cutting continues after it.
+
+    Args:
+        framing: the journal's framing.
+        offset: begin of the content, at the boundary of a frame.
+        frame_bytes_max: longer frames are an error; by default the framing's bound.
+
+    Attributes:
+        offset: the journal's offset after the last frame that is cut or passed, to resume
+            reading from.
+    """
+
+    def __init__(
+        self, framing: Framing, offset: int = 0, *, frame_bytes_max: int | None = None
+    ) -> None:
+        self.offset = offset
+        self._framing = framing
+        self._stream = framing.stream()
+        self._pending: Buffer = b""
+        self._searched = 0
+        self._frame_bytes_max = frame_bytes_max or framing.frame_bytes_max
+        # Of a frame that is too long: its header, and the number of bytes that were dropped.
+        self._head = b""
+        self._passed = 0
+
+    @property
+    def pending_bytes(self) -> int:
+        """Length of the incomplete frame at :attr:`offset`."""
+        return self._passed + len(self._pending)
+
+    def feed(self, *pieces: bytes) -> Cut:
+        """Cut the next content, in pieces, and keep an incomplete frame for the next call."""
+        if self._passed:
+            return self._pass_over(b"".join(pieces))
+        buffer: Buffer
+        if isinstance(self._pending, bytearray):
+            for piece in pieces:
+                self._pending += piece
+            buffer = self._pending
+        elif not self._pending and len(pieces) == 1:
+            buffer = pieces[0]
+        else:
+            buffer = b"".join((self._pending, *pieces))
+        return self._cut(buffer, final=False)
+
+    def finish(self) -> Cut:
+        """Cut the rest when the content has ended: an incomplete frame is an error."""
+        if self._passed:
+            error = TornFrameError(
+                f"unexpected EOF: {self._passed} bytes of a frame that is too long",
+                offset=self.offset,
+            )
+            return Cut(b"", Frames([], [], 0, error), self.offset)
+        return self._cut(self._pending, final=True)
+
+    def jump(self, offset: int) -> TornFrameError | None:
+        """Continue at a later offset, because the content between was deleted.
+
+        Returns:
+            An error, if the deleted content begins inside a frame.
+        """
+        torn = None
+        if self.pending_bytes:
+            torn = TornFrameError(
+                f"content from offset {self.offset + self.pending_bytes} to {offset} was deleted,"
+                " within a frame",
+                offset=self.offset,
+            )
+        self._pending = b""
+        self._searched = self._passed = 0
+        self._stream = self._framing.stream()
+        self.offset = offset
+        return torn
+
+    def _cut(self, buffer: Buffer, *, final: bool) -> Cut:
+        try:
+            frames = self._stream.cut(buffer, searched=self._searched, final=final)
+        except BaseException as error:
+            check_raised(error, self._stream.cut)
+            raise
+        if len(buffer) > self._frame_bytes_max:
+            frames = self._up_to_oversized(frames)
+        cut = Cut(buffer, frames, self.offset)
+        if frames.error is not None and frames.error.offset is not None:
+            frames.error.offset += self.offset
+        consumed = frames.consumed
+        if consumed == 0 and len(buffer) > 0:
+            # A long frame grows in place, so that its cost stays linear in its length.
+            self._pending = buffer if isinstance(buffer, bytearray) else bytearray(buffer)
+            self._searched = len(buffer)
+            if len(buffer) > self._frame_bytes_max and frames.error is None:
+                frames.error = self._begin_oversized(buffer)
+        else:
+            self._pending = bytes(buffer[consumed:])
+            self._searched = len(self._pending) if frames.error is None else 0
+        self.offset += consumed
+        return cut
+
+    # ---------------------------------------------------------- oversized frames
+
+    def _up_to_oversized(self, frames: Frames) -> Frames:
+        """Return the frames before the first that is too long, and the error of that."""
+        begins, ends = frames.begins, frames.ends
+        for index, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+            if end - begin > self._frame_bytes_max:
+                return Frames(begins[:index], ends[:index], end, self._oversized(begin))
+        return frames
+
+    def _begin_oversized(self, buffer: Buffer) -> FramingError:
+        """Return the error of an incomplete frame that is too long, and drop its bytes."""
+        head = bytes(buffer[: self._framing.header_bytes])
+        if self._stream.find_end(head, 0, buffer) is None:
+            return FramingError(str(self._oversized(0)), offset=self.offset)
+        self._head = head
+        self._passed = len(buffer)
+        self._pending = b""
+        self._searched = 0
+        return self._oversized(self.offset)
+
+    def _oversized(self, offset: int) -> OversizedFrameError:
+        return OversizedFrameError(
+            f"a frame of more than {self._frame_bytes_max} bytes; if such messages are legal, set"
+            f" {type(self._framing).__name__}.frame_bytes_max before reading",
+            offset=offset,
+        )
+
+    def _pass_over(self, buffer: bytes) -> Cut:
+        """Drop the content of a frame that is too long, and cut what follows."""
+        end = self._stream.find_end(self._head, self._passed, buffer)
+        assert end is not None, "the framing found no end before"
+        if end < 0:
+            self._passed += len(buffer)
+            return Cut(b"", Frames([], [], 0), self.offset)
+        self.offset += self._passed + end
+        self._passed = 0
+        return self._cut(buffer[end:], final=False)
+
+
+_MAGIC = b"\x66\x33\x93\x36"
+_HEADER = struct.Struct("<II")
+_MAGIC_WORD = int.from_bytes(_MAGIC, "little")
+
+_PAYLOAD_BYTES_MAX = 0xFFFF_FFFF
+"""The header's length field has 32 bits."""
+
+
+class FixedProtobuf(Framing):
+    """``application/x-protobuf-fixed``: magic, little-endian length, protobuf payload."""
+
+    content_type: ClassVar[str] = "application/x-protobuf-fixed"
+    form: ClassVar[str] = "protobuf"
+    header_bytes: ClassVar[int] = 8
+
+    def encode(self, payload: bytes, out: bytearray) -> None:
+        """Append header and payload. An empty payload is legal."""
+        if len(payload) > _PAYLOAD_BYTES_MAX:
+            raise FramingError(f"a payload of {len(payload)} bytes is too long for its header")
+        out += _HEADER.pack(_MAGIC_WORD, len(payload))
+        out += payload
+
+    def find_end(self, head: bytes, passed: int, buffer: Buffer) -> int:
+        """Return the index in ``buffer`` after a frame; -1 if it does not end there."""
+        end = 8 + _HEADER.unpack(head)[1] - passed
+        return end if end <= len(buffer) else -1
+
+    def cut(self, buffer: Buffer, *, searched: int = 0, final: bool = False) -> Frames:
+        """Find all whole frames up to the end or to bytes that are no frame.
+
+        Such bytes are skipped to the next magic, or, without one in the buffer, to its last three
+        bytes, which could begin one; the error counts them. A single newline at the end of the
+        stream is no error.
+        """
+        del searched  # a frame is found by its header alone: nothing is searched twice
+        begins: list[int] = []
+        ends: list[int] = []
+        at, available = 0, len(buffer)
+        unpack = _HEADER.unpack_from
+        error: FramingError | None = None
+        end = 0
+        while at + 8 <= available:
+            magic, length = unpack(buffer, at)
+            if magic != _MAGIC_WORD:
+                found = buffer.find(_MAGIC, at + 1)
+                to = found if found >= 0 else available - 3
+                error = DesyncError(
+                    f"{to - at} bytes are no frame: they were skipped", skipped=to - at, offset=at
+                )
+                return Frames(begins, ends, to, error)
+            end = at + 8 + length
+            if end > available:
+                break
+            begins.append(at)
+            ends.append(end)
+            at = end
+        if final and at < available:
+            pending = available - at
+            if pending >= 8:
+                error = TornFrameError(
+                    f"unexpected EOF: reading frame (size {end - at}), of which {pending} bytes"
+                    " are there",
+                    offset=at,
+                )
+            elif buffer[at:] == b"\n":
+                at = available
+            else:
+                error = TornFrameError(
+                    f"unexpected EOF: {pending} bytes of a frame's header", offset=at
+                )
+        return Frames(begins, ends, at, error)
+
+
+_NEWLINE = 0x0A
+
+_SHORT_BYTES = 2048
+"""In shorter buffers, finding the lines one by one is faster than with an array."""
+
+
+class JsonLines(Framing):
+    """``application/x-ndjson``. Lines may be of any length; blank lines are no messages."""
+
+    content_type: ClassVar[str] = "application/x-ndjson"
+    form: ClassVar[str] = "json"
+    trailer_bytes: ClassVar[int] = 1
+    newline_delimited: ClassVar[bool] = True
+
+    def encode(self, payload: bytes, out: bytearray) -> None:
+        """Append ``payload``, a JSON value without line breaks, and a newline."""
+        if b"\n" in payload:
+            raise FramingError("a JSON line cannot hold a line break; encode without indentation")
+        out += payload
+        out += b"\n"
+
+    def encode_many(self, payloads: Iterable[bytes], out: bytearray) -> list[int]:
+        """Append a line for each of ``payloads``, and return the length of ``out`` after each."""
+        begin = len(out)
+        lines = [part for payload in payloads for part in (payload, b"\n")]
+        out += b"".join(lines)
+        ends: list[int] = _line_ends(out, begin).tolist()
+        if len(ends) * 2 != len(lines):
+            del out[begin:]
+            raise FramingError("a JSON line cannot hold a line break; encode without indentation")
+        return ends
+
+    def cut(self, buffer: Buffer, *, searched: int = 0, final: bool = False) -> Frames:
+        """Find all whole lines. At the end of the stream a line without newline is torn."""
+        if len(buffer) - searched <= _SHORT_BYTES:
+            return self._cut_short(buffer, searched, final=final)
+        found = _line_ends(buffer, searched)
+        places = np.empty(len(found) + 1, np.int64)
+        places[0] = 0
+        places[1:] = found
+        edges: list[int] = places.tolist()
+        error = _torn(buffer, edges[-1]) if final else None
+        return Frames(edges[:-1], edges[1:], edges[-1], error, (places[:-1], places[1:]))
+
+    def _cut_short(self, buffer: Buffer, searched: int, *, final: bool) -> Frames:
+        ends: list[int] = []
+        end = buffer.find(b"\n", searched) + 1
+        while end:
+            ends.append(end)
+            end = buffer.find(b"\n", end) + 1
+        consumed = ends[-1] if ends else 0
+        begins = [0, *ends[:-1]] if ends else []
+        return Frames(begins, ends, consumed, _torn(buffer, consumed) if final else None)
+
+
+def _torn(buffer: Buffer, consumed: int) -> TornFrameError | None:
+    """Return the error of an incomplete line at the end of the stream, if any."""
+    pending = len(buffer) - consumed
+    if not pending:
+        return None
+    return TornFrameError(f"unexpected EOF: {pending} bytes without a newline", offset=consumed)
+
+
+def _line_ends(buffer: Buffer, begin: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    content = np.frombuffer(buffer, dtype=np.uint8, offset=0)[begin:]
+    return np.flatnonzero(content == _NEWLINE) + (begin + 1)

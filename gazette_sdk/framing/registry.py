@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from gazette_sdk.errors import FramingError
-from gazette_sdk.framing.base import Framing
+from gazette_sdk.framing.base import FixedProtobuf, Framing, JsonLines
 from gazette_sdk.framing.csv import Csv
-from gazette_sdk.framing.fixed import FixedProtobuf
-from gazette_sdk.framing.json_lines import JsonLines
 
 __all__ = ["NO_FRAMING_REMEDY", "framing_for", "register"]
 

@@ -12,7 +12,7 @@ import google_crc32c
 from google.protobuf.message import DecodeError as ProtobufDecodeError
 
 from gazette_sdk.errors import DecodeError, ValidationError
-from gazette_sdk.framing.fixed import FixedProtobuf
+from gazette_sdk.framing.base import FixedProtobuf
 from gazette_sdk.protocol.recoverylog_pb2 import RecordedOp
 
 __all__ = [

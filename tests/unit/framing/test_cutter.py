@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette_sdk.errors import DesyncError, FramingError, OversizedFrameError, TornFrameError
-from gazette_sdk.framing import Csv, Cutter, FixedProtobuf, Framing, JsonLines, json_lines
+from gazette_sdk.framing import Csv, Cutter, FixedProtobuf, Framing, JsonLines
+from gazette_sdk.framing import base as json_lines
 from gazette_sdk.testing.framings import read_through
 
 MAGIC = b"\x66\x33\x93\x36"
