@@ -23,7 +23,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import Transport, connect
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.append.append import append
-from gazette_sdk.transport.read.retry_reader import RetryReader
+from gazette_sdk.transport.journal_reader import RetryReader
 
 BAR = 0.7
 PIECE_BYTES = 256 << 10

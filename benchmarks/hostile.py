@@ -29,7 +29,7 @@ from measure import Figure, arguments, report
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.stream_frames import PREFACE, Kind, Method, encode, encode_call, header
-from gazette_sdk.transport.append.service import AppendService
+from gazette_sdk.transport.append.appender import AppendService
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
 

@@ -30,7 +30,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.stream_frames import Frame, Kind, decode_status
 from gazette_sdk.testing import gazette_cluster
 from gazette_sdk.transport.connect import connect
-from gazette_sdk.transport.read.retry_reader import RetryReader
+from gazette_sdk.transport.journal_reader import RetryReader
 
 MIB = 1 << 20
 FRAGMENT_MIB = 32

@@ -21,7 +21,7 @@ from gazette_sdk import JsonMessage, Publisher, Reader, Transport, connect
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.shard.transaction.input import Input
 from gazette_sdk.shard.transaction.output import Output
-from gazette_sdk.transport.append.pending import AnyFuture, PendingAppend
+from gazette_sdk.transport.append.queue import AnyFuture, PendingAppend
 from gazette_sdk.transport.loop import run
 
 JOURNALS = """

@@ -45,7 +45,7 @@ from pyspark.sql.types import StructType
 
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import loop as sdk_loop
-from gazette_sdk.transport.read.retry_reader import RetryReader
+from gazette_sdk.transport.journal_reader import RetryReader
 from gazette_spark import GazetteDataSource
 from gazette_spark.batch import GazetteBatchReader
 from gazette_spark.options import Options

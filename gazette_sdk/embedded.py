@@ -48,7 +48,7 @@ from gazette_sdk.server.process import Server
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import apply_in_batches
-from gazette_sdk.transport.target import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
+from gazette_sdk.transport.wire import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
 
 __all__ = ["EmbeddedCluster", "connect"]
 

@@ -17,7 +17,7 @@ from gazette_sdk import JsonMessage, Publisher, Reader, Transport, connect, mapp
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import journalspace
 from gazette_sdk.transport import loop as sdk_loop
-from gazette_sdk.transport.append.service import AppendService
+from gazette_sdk.transport.append.appender import AppendService
 from gazette_sdk.transport.listing import apply_in_batches
 from peers.contender import PARTITIONS, Contender, Tail, Way, at_rate, make, one_by_one
 

@@ -10,7 +10,7 @@ from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.cluster.keyspace import WATCH_DELAY_S
 from gazette_sdk.cluster.membership import LEASE_TTL_S
 from gazette_sdk.protocol.journal_spec import DEFAULT_MAX_REPLICATION
-from gazette_sdk.transport.wires.tls import Tls
+from gazette_sdk.transport.wire import Tls
 
 __all__ = ["BrokerConfig"]
 

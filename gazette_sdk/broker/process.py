@@ -64,7 +64,7 @@ from gazette_sdk.protocol.authorization import Authority, authority_for
 from gazette_sdk.protocol.rules import validate_broker_spec
 from gazette_sdk.server.authorization import Authorization
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.wires.stream.choice import ChosenTransport
+from gazette_sdk.transport.stream.wire import ChosenTransport
 
 __all__ = ["Broker", "BrokerConfig"]
 

@@ -36,7 +36,7 @@ from gazette_sdk.protocol.rules import complete, validate
 from gazette_sdk.server.authorization import Authorization
 from gazette_sdk.server.call import Call
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.target import AppendItem, ReplicateItem, Target
+from gazette_sdk.transport.wire import AppendItem, ReplicateItem, Target
 
 __all__ = ["JournalService", "ReadItem"]
 

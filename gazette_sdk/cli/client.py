@@ -80,7 +80,7 @@ class ConnectionSettings(Settings):
 
     def connect_options(self) -> dict[str, Any]:
         """Return the arguments of :func:`~gazette_sdk.transport.connect.connect`."""
-        from gazette_sdk.transport.wires.tls import Tls  # noqa: PLC0415 - lazy
+        from gazette_sdk.transport.wire import Tls  # noqa: PLC0415 - lazy
 
         return {
             "auth_keys": self.auth_keys,

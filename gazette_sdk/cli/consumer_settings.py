@@ -9,7 +9,7 @@ from pydantic import Field
 from gazette_sdk.cli.client import BrokerClientSettings
 from gazette_sdk.server.options import Group, Option
 from gazette_sdk.server.settings import EtcdSettings, MemberSettings
-from gazette_sdk.transport.routing.route_cache import DEFAULT_SIZE
+from gazette_sdk.transport.router import DEFAULT_SIZE
 
 __all__ = [
     "CONSUMER",

@@ -40,7 +40,7 @@ from gazette_sdk.shard.consumer.process import StuckShardsError
 from gazette_sdk.shard.consumer.served import ServedConsumer
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
-from gazette_sdk.transport.wires.tls import Tls
+from gazette_sdk.transport.wire import Tls
 
 __all__ = ["run"]
 

@@ -31,7 +31,7 @@ from gazette_sdk.server.settings import (
 )
 from gazette_sdk.server.signals import StopSignal
 from gazette_sdk.server.tls import reload_certificates
-from gazette_sdk.transport.wires.tls import Tls
+from gazette_sdk.transport.wire import Tls
 
 __all__ = ["configuration_of", "run"]
 

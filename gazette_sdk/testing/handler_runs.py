@@ -22,7 +22,7 @@ from gazette_sdk.shard.application.handles import Shard
 from gazette_sdk.shard.transaction.base import AppendFuture
 from gazette_sdk.shard.transaction.consume import OnStep
 from gazette_sdk.shard.transaction.runner import Runner
-from gazette_sdk.transport.append.pending import AnyFuture
+from gazette_sdk.transport.append.queue import AnyFuture
 from gazette_sdk.transport.loop import run
 
 __all__ = ["HandlerRun", "MemoryInput", "MemoryOutput", "run_handler"]

@@ -30,7 +30,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.testing.chance import Chance
 from gazette_sdk.testing.tcp_proxy import Direction
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.target import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
+from gazette_sdk.transport.wire import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
 
 __all__ = ["CALLS", "FaultyTransport", "InjectedCallFault", "TransportFaults"]
 

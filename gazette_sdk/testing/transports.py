@@ -27,7 +27,7 @@ from gazette_sdk.protocol.fragments import digest_of
 from gazette_sdk.protocol.labels import journal_selector
 from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.target import AppendItem, ReadItem
+from gazette_sdk.transport.wire import AppendItem, ReadItem
 
 __all__ = ["CHECKS", "TransportContract"]
 

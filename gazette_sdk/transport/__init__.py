@@ -18,6 +18,6 @@ from __future__ import annotations
 
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
-from gazette_sdk.transport.target import Target
+from gazette_sdk.transport.wire import Target
 
 __all__ = ["Target", "Transport", "connect"]

@@ -11,16 +11,12 @@ from urllib.parse import parse_qsl, urlsplit
 
 from gazette_sdk.errors import ConfigurationError, ValidationError
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.routing.route_cache import DEFAULT_SIZE, DEFAULT_TTL_S
-from gazette_sdk.transport.wires.base import (
-    CONNECT_TIMEOUT_S,
-    MAX_RECEIVE_BYTES,
-    RECONNECT_BACKOFF_MAX_S,
-)
+from gazette_sdk.transport.router import DEFAULT_SIZE, DEFAULT_TTL_S
+from gazette_sdk.transport.wire import CONNECT_TIMEOUT_S, MAX_RECEIVE_BYTES, RECONNECT_BACKOFF_MAX_S
 
 if TYPE_CHECKING:
     from gazette_sdk.protocol.authorization import Authorizer
-    from gazette_sdk.transport.wires.tls import Tls
+    from gazette_sdk.transport.wire import Tls
 
 __all__ = ["ADDRESS_VARIABLE", "DEFAULT_ADDRESS", "REFRESH_INTERVAL_S", "WireName", "connect"]
 
@@ -40,9 +36,9 @@ WireName: TypeAlias = Literal["auto", "grpc", "stream"]
 """Protocol between a client and a broker; ``auto`` is the better one that the broker speaks."""
 
 _WIRES = {
-    "auto": "gazette_sdk.transport.wires.stream.choice:ChosenTransport",
-    "grpc": "gazette_sdk.transport.wires.grpc.transport:GrpcTransport",
-    "stream": "gazette_sdk.transport.wires.stream.transport:StreamTransport",
+    "auto": "gazette_sdk.transport.stream.wire:ChosenTransport",
+    "grpc": "gazette_sdk.transport.grpc:GrpcTransport",
+    "stream": "gazette_sdk.transport.stream.wire:StreamTransport",
 }
 """Transports to brokers by wire; named by import path, as one process seldom needs all."""
 

@@ -41,8 +41,8 @@ from gazette_sdk.protocol.labels import matches_journal, rewrite_prefix
 from gazette_sdk.protocol.names import strip_meta, validate_journal
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import REFRESH_INTERVAL_S
-from gazette_sdk.transport.read.read_ahead import ReadAhead
-from gazette_sdk.transport.target import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
+from gazette_sdk.transport.journal_reader import ReadAhead
+from gazette_sdk.transport.wire import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
 
 __all__ = ["FragmentStoreTransport"]
 

@@ -29,7 +29,7 @@ from gazette_sdk.protocol.labels import journal_selector, parse_selector
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.transport.backoff import Pause, pause
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.target import ANYWHERE, Target
+from gazette_sdk.transport.wire import ANYWHERE, Target
 
 __all__ = [
     "NO_ANSWER",

@@ -15,7 +15,7 @@ from crash.dev_cluster import free_port
 from gazette_sdk.cluster.etcd_server import EtcdServer
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.append.service import AppendService
+from gazette_sdk.transport.append.appender import AppendService
 from gazette_sdk.transport.base import Transport
 
 __all__ = ["BrokerProcesses", "Stalls", "journal_spec", "primary_of"]

@@ -25,9 +25,9 @@ from crash.transactions import Message, Transaction
 from gazette_sdk.message import JsonMessage, Publisher
 from gazette_sdk.message.publishing.transaction import Transaction as Publishing
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.transport.grpc import GrpcTransport
 from gazette_sdk.transport.loop import run
-from gazette_sdk.transport.target import ANYWHERE, AppendItem, Target
-from gazette_sdk.transport.wires.grpc.transport import GrpcTransport
+from gazette_sdk.transport.wire import ANYWHERE, AppendItem, Target
 
 __all__ = [
     "Assignment",

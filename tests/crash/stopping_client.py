@@ -15,9 +15,9 @@ from typing import Any
 
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.stream_frames import PREFACE, Kind
-from gazette_sdk.transport.target import AppendItem
-from gazette_sdk.transport.wires.stream.connection import Connection
-from gazette_sdk.transport.wires.stream.transport import StreamTransport
+from gazette_sdk.transport.stream.connection import Connection
+from gazette_sdk.transport.stream.wire import StreamTransport
+from gazette_sdk.transport.wire import AppendItem
 
 __all__ = ["Boundary", "append_and_stop", "boundaries"]
 

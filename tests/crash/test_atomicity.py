@@ -23,7 +23,7 @@ from gazette_sdk.transport import connect
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.append.append import append_once
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.read.retry_reader import RetryReader
+from gazette_sdk.transport.journal_reader import RetryReader
 
 SIZES = [1, 60, 3_000, 100_000, 1_000_000, 8 << 20]
 WEIGHTS = [6, 6, 6, 4, 2, 1]

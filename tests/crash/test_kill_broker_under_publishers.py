@@ -15,8 +15,7 @@ from crash.dev_cluster import DevCluster
 from crash.followers import Follower, read_all
 from crash.transactions import History, Message, Transaction, check_uninterrupted
 from gazette_sdk.message import JsonMessage, Publisher, Reader
-from gazette_sdk.transport.wires.stream.blocking import BlockingClient
-from gazette_sdk.transport.wires.stream.blocking_connection import StreamBlockingCall
+from gazette_sdk.transport.stream.blocking import BlockingClient, StreamBlockingCall
 
 KILLS = 10
 CHECKPOINTS_CHECKED = 4

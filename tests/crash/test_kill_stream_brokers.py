@@ -22,7 +22,7 @@ from crash.pipelines import Pipeline, Sequence
 from gazette_sdk import Publisher, Reader, connect, mapping
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import loop as sdk_loop
-from gazette_sdk.transport.append.service import AppendService, AsyncAppend
+from gazette_sdk.transport.append.appender import AppendService, AsyncAppend
 
 KILLS = int(os.environ.get("GAZETTE_KILLS", "10"))
 CONNECTIONS = 4

@@ -28,8 +28,8 @@ from gazette_sdk.protocol.authorization import Authority, Capability
 from gazette_sdk.protocol.fragments import content_path, parse_content_path
 from gazette_sdk.protocol.labels import format_selector, parse_selector
 from gazette_sdk.protocol.rules import RPCS_BY_NAME
+from gazette_sdk.transport.grpc import GrpcTransport
 from gazette_sdk.transport.loop import run
-from gazette_sdk.transport.wires.grpc.transport import GrpcTransport
 from support.brokers import Client, journal_spec
 from support.fuzzing import JOURNAL, KEYS, KINDS, NOW, case, grpc_call
 from support.raw_http import exchange

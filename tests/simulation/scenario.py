@@ -25,7 +25,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import parse_content_path
 from gazette_sdk.protocol.rules import validate
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.target import Target
+from gazette_sdk.transport.wire import Target
 from simulation import plants, threads
 from simulation.checker import Checker, Promise, Violation
 from simulation.cluster import Cluster, Host, Settings

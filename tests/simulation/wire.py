@@ -26,19 +26,23 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.rules import complete
 from gazette_sdk.server.call import Call
 from gazette_sdk.server.outcomes import SUCCESS, Outcome, outcome_of
-from gazette_sdk.transport.routing.dispatcher import Health
-from gazette_sdk.transport.routing.routed import RoutedTransport
-from gazette_sdk.transport.target import SERVICE, AppendItem, Destination, Peer, ReplicateItem
-from gazette_sdk.transport.wires.base import (
+from gazette_sdk.transport.broker import RoutedTransport
+from gazette_sdk.transport.grpc import StreamedPipeline
+from gazette_sdk.transport.wire import (
+    SERVICE,
+    AppendItem,
     AppendPipeline,
+    Destination,
+    Health,
+    Peer,
     PreparedAppend,
+    ReplicateItem,
     Wire,
     WireChoice,
     WireOptions,
+    as_requests,
+    call_error,
 )
-from gazette_sdk.transport.wires.call_status import call_error
-from gazette_sdk.transport.wires.grpc.pipeline import StreamedPipeline
-from gazette_sdk.transport.wires.replicate_items import as_requests
 from simulation.loop import Node, current_node
 from simulation.network import Connection, End, Network
 

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from gazette_sdk.errors import STATUS_NAMES, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.target import ANYWHERE, AppendItem, Target
+from gazette_sdk.transport.wire import ANYWHERE, AppendItem, Target
 from simulation.checker import Checker, Promise
 
 __all__ = ["Workload", "append_line", "read_all"]

@@ -25,7 +25,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
 from gazette_sdk.protocol.journal_spec import desired_replication
 from gazette_sdk.protocol.rules import equivalent
-from gazette_sdk.transport.wires.replicate_items import as_requests
+from gazette_sdk.transport.wire import as_requests
 from support.scripted_replicas import is_repeated
 
 __all__ = ["JOURNAL", "World"]

@@ -16,10 +16,8 @@ import pytest
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.rules import RPCS_BY_NAME
 from gazette_sdk.server.tls import server_context
-from gazette_sdk.transport.target import Destination, Peer
-from gazette_sdk.transport.wires.stream.blocking import BlockingClient
-from gazette_sdk.transport.wires.stream.dialing import TlsContext
-from gazette_sdk.transport.wires.tls import Tls
+from gazette_sdk.transport.stream.blocking import BlockingClient, TlsContext
+from gazette_sdk.transport.wire import Destination, Peer, Tls
 from support.certificates import Authority
 from support.scripted_broker import append_ok
 from support.scripted_stream import ScriptedStream

@@ -30,7 +30,7 @@ from gazette_sdk.cluster.etcd_messages import (
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import label_set
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.target import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
+from gazette_sdk.transport.wire import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
 from support.etcd import EtcdFixture
 
 ZONE = "local"

@@ -18,8 +18,8 @@ from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.shard.transaction.input import Input
 from gazette_sdk.shard.transaction.output import Output
-from gazette_sdk.transport.append.service import AppendService
-from gazette_sdk.transport.read.retry_reader import RetryReader
+from gazette_sdk.transport.append.appender import AppendService
+from gazette_sdk.transport.journal_reader import RetryReader
 
 __all__ = ["ChainedShard", "Entry", "content_of"]
 

@@ -20,7 +20,7 @@ from gazette_sdk.protocol.authorization import Authority, Capability, authority_
 from gazette_sdk.protocol.stream_frames import StatusLine
 from gazette_sdk.server.outcomes import CODES
 from gazette_sdk.server.process import Server
-from gazette_sdk.transport.wires.replicate_items import as_requests
+from gazette_sdk.transport.wire import as_requests
 from support.brokers import Client, HandCluster, journal_spec
 from support.etcd import EtcdFixture, run
 from support.raw_stream import RawStream, append_frames, head_of

@@ -13,9 +13,10 @@ import pytest
 
 from gazette_sdk import Publisher, Reader
 from gazette_sdk.message.publishing.receipt import Receipt
-from gazette_sdk.transport.append import appender, service
+from gazette_sdk.transport.append import appender
+from gazette_sdk.transport.append import appender as service
 from gazette_sdk.transport.append.appender import Sender
-from gazette_sdk.transport.wires.stream.blocking import BlockingClient
+from gazette_sdk.transport.stream.blocking import BlockingClient
 
 __all__ = [
     "NEVER_S",

@@ -16,7 +16,7 @@ from gazette_sdk.protocol.labels import CONTENT_TYPE, label_set, matches_journal
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.loop import sdk_loop
-from gazette_sdk.transport.target import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
+from gazette_sdk.transport.wire import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
 
 
 @dataclass

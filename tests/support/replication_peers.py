@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator
 from gazette_sdk.broker.replication.peer_stream import PeerStream
 from gazette_sdk.broker.replication.pipeline import Pipeline
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.target import ReplicateItem
-from gazette_sdk.transport.wires.replicate_items import as_requests
+from gazette_sdk.transport.wire import ReplicateItem, as_requests
 from support.spools import SpoolUser
 
 PEERS = [pb.ProcessSpec.ID(zone="A", suffix="one1"), pb.ProcessSpec.ID(zone="C", suffix="three")]

@@ -20,12 +20,10 @@ from typing import Any, NamedTuple, Self
 
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.append.appender import JournalAppender, Sender
-from gazette_sdk.transport.append.linger import STREAMING_COUNT_MIN
-from gazette_sdk.transport.append.pending import PendingAppend
-from gazette_sdk.transport.append.route import AppendRoute
-from gazette_sdk.transport.append.service import AppendService
-from gazette_sdk.transport.wires.base import Answered, BlockingCall
+from gazette_sdk.transport.append.appender import AppendService, JournalAppender, Sender
+from gazette_sdk.transport.append.queue import STREAMING_COUNT_MIN, PendingAppend
+from gazette_sdk.transport.base import AppendRoute
+from gazette_sdk.transport.wire import Answered, BlockingCall
 from support.scripted_broker import append_ok
 
 __all__ = [

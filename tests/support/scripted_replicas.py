@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.wires.replicate_items import as_requests
+from gazette_sdk.transport.wire import as_requests
 from support import vectors
 from support.brokers import LIMIT_S, Peers, journal_spec
 from support.vectors import label_set, normal

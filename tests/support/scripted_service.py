@@ -15,8 +15,8 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.server.call import Call
-from gazette_sdk.transport.routing.routed import CHUNK_BYTES_KEY
-from gazette_sdk.transport.target import AppendItem
+from gazette_sdk.transport.broker import CHUNK_BYTES_KEY
+from gazette_sdk.transport.wire import AppendItem
 from support.scripted_broker import RefusalError, ScriptedBroker, answer_of, answers_of
 
 __all__ = ["ScriptedService"]

@@ -26,7 +26,7 @@ from gazette_sdk.shard.transaction.consume import OnStep
 from gazette_sdk.shard.transaction.input import Input
 from gazette_sdk.shard.transaction.output import Output
 from gazette_sdk.shard.transaction.runner import Runner
-from gazette_sdk.transport.append.service import AppendService
+from gazette_sdk.transport.append.appender import AppendService
 
 WAIT_S = 60.0
 JSON = "application/x-ndjson"

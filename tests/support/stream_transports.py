@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.wires.stream.transport import StreamTransport
+from gazette_sdk.transport.stream.wire import StreamTransport
 from support.scripted_broker import header as message_header
 from support.scripted_stream import ScriptedStream
 

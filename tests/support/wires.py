@@ -22,10 +22,9 @@ from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.protocol.authorization import FixedToken, authority_for
 from gazette_sdk.server.tls import server_context
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.wires.grpc.transport import GrpcTransport
-from gazette_sdk.transport.wires.stream.choice import ChosenTransport
-from gazette_sdk.transport.wires.stream.transport import StreamTransport
-from gazette_sdk.transport.wires.tls import Tls
+from gazette_sdk.transport.grpc import GrpcTransport
+from gazette_sdk.transport.stream.wire import ChosenTransport, StreamTransport
+from gazette_sdk.transport.wire import Tls
 from support.certificates import Authority
 from support.scripted_broker import ScriptedBroker
 from support.scripted_service import ScriptedService

@@ -17,7 +17,7 @@ from gazette_sdk.transport import Transport, connect
 from gazette_sdk.transport.append.append import TRANSIENT
 from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.listing import list_journals
-from gazette_sdk.transport.wires.tls import Tls
+from gazette_sdk.transport.wire import Tls
 from gazette_spark.options import BROKER_SCHEMES
 
 __all__ = ["STOPPING", "list_patiently", "open_transport", "patiently"]

@@ -11,8 +11,8 @@ from gazette_sdk.errors import JournalNotFoundError, SuspendedError
 from gazette_sdk.fragment.cover import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.backoff import pause
+from gazette_sdk.transport.journal_reader import read_metadata
 from gazette_sdk.transport.listing import WatchedList
-from gazette_sdk.transport.read.metadata import read_metadata
 from gazette_spark.connection import STOPPING, open_transport, patiently
 from gazette_spark.content import CONCURRENT_LISTINGS_MAX, JournalContent, fragments_of, selector_of
 from gazette_spark.options import Options

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import InputPartition
 from gazette_sdk.framing.registry import framing_for
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path, parse_content_path
-from gazette_sdk.transport.read.metadata import begin_mod_time_of
+from gazette_sdk.transport.journal_reader import begin_mod_time_of
 from gazette_spark.content import JournalContent, Piece
 from gazette_spark.filters import Pruning
 from gazette_spark.options import Options

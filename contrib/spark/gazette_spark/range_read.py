@@ -24,7 +24,7 @@ from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import Transport
 from gazette_sdk.transport import loop as sdk_loop
-from gazette_sdk.transport.read.retry_reader import RetryReader
+from gazette_sdk.transport.journal_reader import RetryReader
 from gazette_spark.options import Options
 from gazette_spark.planning import JournalRange
 from gazette_spark.range_transport import RangeTransport

@@ -13,7 +13,7 @@ from gazette_sdk.protocol import labels
 from gazette_sdk.protocol.fragments import parse_content_path
 from gazette_sdk.transport import Transport
 from gazette_sdk.transport.fragment_store import FragmentStoreTransport
-from gazette_sdk.transport.target import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
+from gazette_sdk.transport.wire import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
 from gazette_spark.connection import open_transport
 from gazette_spark.options import Options
 from gazette_spark.planning import JournalRange

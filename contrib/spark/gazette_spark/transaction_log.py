@@ -31,9 +31,8 @@ from gazette_sdk.protocol.labels import MANAGED_BY
 from gazette_sdk.transport import Transport
 from gazette_sdk.transport.append.append import append
 from gazette_sdk.transport.backoff import pause, pause_append
+from gazette_sdk.transport.journal_reader import OffsetJumpError, RetryReader
 from gazette_sdk.transport.listing import list_journals
-from gazette_sdk.transport.read.reader import OffsetJumpError
-from gazette_sdk.transport.read.retry_reader import RetryReader
 from gazette_spark.transaction_records import (
     HEADER,
     Action,

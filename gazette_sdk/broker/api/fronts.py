@@ -15,7 +15,7 @@ from gazette_sdk.broker.append.common_case import StartedAppend
 from gazette_sdk.errors import CorruptFragmentError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.server.call import Call
-from gazette_sdk.transport.target import AppendItem, ReplicateItem
+from gazette_sdk.transport.wire import AppendItem, ReplicateItem
 
 __all__ = ["Chunk", "Journals", "ReadYield", "Span", "chunks"]
 

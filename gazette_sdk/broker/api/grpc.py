@@ -17,7 +17,7 @@ from gazette_sdk.protocol.durations import decode_varint, encode_varint
 from gazette_sdk.protocol.rules import RPCS, complete
 from gazette_sdk.server.call import Call
 from gazette_sdk.server.grpc_server import Method
-from gazette_sdk.transport.target import AppendItem
+from gazette_sdk.transport.wire import AppendItem
 
 __all__ = ["decode_append_item", "encode_read_item", "journal_methods"]
 

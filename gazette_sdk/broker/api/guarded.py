@@ -17,7 +17,7 @@ from gazette_sdk.server.audit import AuditEvent, AuditLog
 from gazette_sdk.server.call import Call
 from gazette_sdk.server.http import HttpHandler, Target, text_error
 from gazette_sdk.server.peer_limits import PeerLimits
-from gazette_sdk.transport.target import AppendItem, ReplicateItem
+from gazette_sdk.transport.wire import AppendItem, ReplicateItem
 
 __all__ = ["AuditedCalls", "GuardedJournals", "with_call_limit"]
 

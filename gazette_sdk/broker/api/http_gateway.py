@@ -36,7 +36,7 @@ from gazette_sdk.server.http import (
     text_error,
 )
 from gazette_sdk.server.peer_limits import peer_of
-from gazette_sdk.transport.target import AppendItem
+from gazette_sdk.transport.wire import AppendItem
 
 __all__ = ["HttpGateway", "append_request", "read_request", "route_token"]
 

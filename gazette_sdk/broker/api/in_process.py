@@ -17,7 +17,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authorizer, claims_for
 from gazette_sdk.server.call import Call
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.target import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
+from gazette_sdk.transport.wire import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
 
 __all__ = ["CHUNK_BYTES", "InProcessTransport"]
 

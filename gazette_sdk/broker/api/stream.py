@@ -23,7 +23,7 @@ from gazette_sdk.server.call import Call
 from gazette_sdk.server.outcomes import malformed
 from gazette_sdk.server.stream_method import Answer, AnswerNow, Serve, StartedCall, StreamMethod
 from gazette_sdk.server.stream_serving import StreamCall
-from gazette_sdk.transport.target import AppendItem, ReplicateItem
+from gazette_sdk.transport.wire import AppendItem, ReplicateItem
 
 __all__ = ["stream_methods"]
 

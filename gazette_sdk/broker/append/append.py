@@ -58,7 +58,7 @@ from gazette_sdk.protocol.authorization import Claims
 from gazette_sdk.protocol.journal_spec import desired_replication
 from gazette_sdk.protocol.rules import complete
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.target import AppendItem
+from gazette_sdk.transport.wire import AppendItem
 
 __all__ = ["Appends"]
 

@@ -21,7 +21,7 @@ from gazette_sdk.errors import CallError, GazetteError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import set_sum
 from gazette_sdk.protocol.rules import validate
-from gazette_sdk.transport.target import AppendItem
+from gazette_sdk.transport.wire import AppendItem
 
 __all__ = ["TICK_S", "Content"]
 

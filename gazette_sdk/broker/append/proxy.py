@@ -8,7 +8,7 @@ from gazette_sdk.broker.resolver import Resolution
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.target import AppendItem, Target
+from gazette_sdk.transport.wire import AppendItem, Target
 
 __all__ = ["proxy_append"]
 

@@ -21,7 +21,7 @@ from gazette_sdk.errors import GazetteError, for_status
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability, Claims
 from gazette_sdk.protocol.labels import journal_selector
-from gazette_sdk.transport.target import AppendItem
+from gazette_sdk.transport.wire import AppendItem
 
 __all__ = [
     "PULSE_PERIOD_S",

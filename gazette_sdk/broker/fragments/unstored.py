@@ -31,7 +31,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability, Claims
 from gazette_sdk.protocol.fragments import digest_of, length_of
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.target import Target
+from gazette_sdk.transport.wire import Target
 
 __all__ = ["Holding", "UnstoredCopies", "missing_of"]
 

@@ -18,7 +18,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability, Claims
 from gazette_sdk.protocol.journal_spec import desired_replication, may_read
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.target import ANYWHERE, Target
+from gazette_sdk.transport.wire import ANYWHERE, Target
 
 __all__ = ["LISTING_TIMEOUT_S", "PeerInventory"]
 

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 from gazette_sdk.cluster.membership import LEASE_TTL_S
 from gazette_sdk.errors import STATUS_NAMES, CallError, DeadlineExceededError, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.target import ReplicateItem
+from gazette_sdk.transport.wire import ReplicateItem
 
 __all__ = [
     "PEER_ANSWER_TIMEOUT_S",

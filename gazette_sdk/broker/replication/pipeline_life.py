@@ -13,7 +13,7 @@ from gazette_sdk.broker.resolver import Resolution
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.target import ReplicateItem, Target
+from gazette_sdk.transport.wire import ReplicateItem, Target
 
 __all__ = ["start_pipeline", "tear_down_pipeline"]
 

@@ -12,7 +12,7 @@ from gazette_sdk.broker.slot import Signal
 from gazette_sdk.errors import GazetteError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.rules import validate
-from gazette_sdk.transport.target import ReplicateItem
+from gazette_sdk.transport.wire import ReplicateItem
 
 __all__ = ["HAND_OVER_S", "OnBroken", "PrimaryRequests"]
 

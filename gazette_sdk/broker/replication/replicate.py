@@ -20,7 +20,7 @@ from gazette_sdk.errors import STATUS_NAMES, CallError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
 from gazette_sdk.protocol.rules import validate
-from gazette_sdk.transport.target import ReplicateItem
+from gazette_sdk.transport.wire import ReplicateItem
 
 __all__ = ["replicate"]
 

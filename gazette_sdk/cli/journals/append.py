@@ -21,8 +21,8 @@ from gazette_sdk.message import mapping as mappings
 from gazette_sdk.message.mapping import Partitions
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.append.append import append
-from gazette_sdk.transport.append.pending import PendingAppend
-from gazette_sdk.transport.append.service import AppendService
+from gazette_sdk.transport.append.appender import AppendService
+from gazette_sdk.transport.append.queue import PendingAppend
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import WatchedList
 

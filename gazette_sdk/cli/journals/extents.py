@@ -12,7 +12,7 @@ from gazette_sdk.cli.journals.selection import is_fully_suspended
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.read.metadata import read_metadata
+from gazette_sdk.transport.journal_reader import read_metadata
 
 __all__ = ["Extent", "extents_of"]
 

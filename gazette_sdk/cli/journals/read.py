@@ -20,8 +20,8 @@ from gazette_sdk.errors import ConfigurationError, ValidationError
 from gazette_sdk.message.clock import clock_of_time
 from gazette_sdk.protocol.durations import parse_duration
 from gazette_sdk.server.signals import StopSignal
+from gazette_sdk.transport.journal_reader import begin_mod_time_of
 from gazette_sdk.transport.listing import WatchedList
-from gazette_sdk.transport.read.metadata import begin_mod_time_of
 
 __all__ = ["run"]
 

@@ -29,9 +29,8 @@ from gazette_sdk.fragment.content import FragmentReader
 from gazette_sdk.fragment.remote import open_url
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.journal_reader import ByteReader, OffsetJumpError, RetryReader
 from gazette_sdk.transport.listing import WatchedList
-from gazette_sdk.transport.read.reader import ByteReader, OffsetJumpError
-from gazette_sdk.transport.read.retry_reader import RetryReader
 
 __all__ = ["ConcurrentReads", "Output", "ReadOptions"]
 

@@ -16,7 +16,7 @@ from gazette_sdk.errors import GazetteError, UnavailableError, WrongAppendOffset
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.append.append import append
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.read.metadata import read_metadata
+from gazette_sdk.transport.journal_reader import read_metadata
 
 __all__ = ["run"]
 

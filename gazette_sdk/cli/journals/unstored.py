@@ -15,7 +15,7 @@ from gazette_sdk.errors import STATUS_NAMES, GazetteError, UnavailableError
 from gazette_sdk.fragment.cover import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.target import Target
+from gazette_sdk.transport.wire import Target
 
 __all__ = ["Unstored", "unstored_of", "unstored_spans"]
 

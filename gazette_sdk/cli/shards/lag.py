@@ -12,7 +12,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.read.metadata import read_metadata
+from gazette_sdk.transport.journal_reader import read_metadata
 
 __all__ = ["Lag", "lag_of"]
 

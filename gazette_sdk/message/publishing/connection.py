@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from gazette_sdk.message.publishing.deferred import Deferred
 from gazette_sdk.message.publishing.partitions import Watches
-from gazette_sdk.transport.append.pending import PendingAppend
-from gazette_sdk.transport.append.service import AppendService
+from gazette_sdk.transport.append.appender import AppendService
+from gazette_sdk.transport.append.queue import PendingAppend
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.loop import OwnedLock, home_loop, is_running, on_loop, run, sdk_loop

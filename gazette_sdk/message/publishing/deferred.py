@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from gazette_sdk.errors import BackPressureError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.append.pending import PendingAppend
+from gazette_sdk.transport.append.queue import PendingAppend
 
 if TYPE_CHECKING:
     from gazette_sdk.message.publishing.producer import Sequences

@@ -15,7 +15,7 @@ from gazette_sdk.errors import ClosedError, ConfigurationError
 from gazette_sdk.message.publishing.intents import AckIntents
 from gazette_sdk.message.publishing.producer import Sequences
 from gazette_sdk.message.publishing.sender import Sender
-from gazette_sdk.transport.append.pending import PendingAppend, all_ended
+from gazette_sdk.transport.append.queue import PendingAppend, all_ended
 from gazette_sdk.user_code import acontained
 
 __all__ = [

@@ -11,7 +11,7 @@ from gazette_sdk.message.kinds import kind_of
 from gazette_sdk.message.kinds.base import Kind
 from gazette_sdk.message.uuid import Stamp
 from gazette_sdk.transport.append.appender import JournalAppender
-from gazette_sdk.transport.append.pending import AnyFuture, PendingAppend
+from gazette_sdk.transport.append.queue import AnyFuture, PendingAppend
 from gazette_sdk.user_code import call
 
 __all__ = ["NEWLINE", "Outbox"]

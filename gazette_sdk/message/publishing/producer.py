@@ -16,7 +16,7 @@ from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN
 from gazette_sdk.message.publishing.intents import AckIntents
 from gazette_sdk.message.publishing.outbox import Outbox
 from gazette_sdk.message.uuid import PRODUCER_BYTES, Stamp, new_producer_id
-from gazette_sdk.transport.append.pending import AnyFuture, PendingAppend
+from gazette_sdk.transport.append.queue import AnyFuture, PendingAppend
 from gazette_sdk.transport.loop import guarded
 
 if TYPE_CHECKING:

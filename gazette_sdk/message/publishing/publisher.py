@@ -29,7 +29,7 @@ from gazette_sdk.message.publishing.intents import AckIntents
 from gazette_sdk.message.publishing.receipt import BatchReceipt, Receipt, ReceiptTimeoutError
 from gazette_sdk.message.publishing.sender import AnyMapping, Sender, open_senders
 from gazette_sdk.message.publishing.transaction import Transaction
-from gazette_sdk.transport.append.pending import PendingAppend, all_ended, any_ended
+from gazette_sdk.transport.append.queue import PendingAppend, all_ended, any_ended
 from gazette_sdk.transport.base import Transport, check_transport
 from gazette_sdk.transport.loop import guarded, on_loop
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gazette_sdk.errors import DeadlineExceededError, GazetteError
-from gazette_sdk.transport.append.pending import PendingAppend
+from gazette_sdk.transport.append.queue import PendingAppend
 
 __all__ = ["BatchReceipt", "Landing", "Receipt", "ReceiptTimeoutError"]
 

@@ -31,7 +31,7 @@ from gazette_sdk.message.publishing.outbox import NEWLINE, Outbox
 from gazette_sdk.message.publishing.receipt import Receipt
 from gazette_sdk.message.uuid import Stamp, new_producer_id
 from gazette_sdk.transport.append.appender import JournalAppender
-from gazette_sdk.transport.append.pending import AnyFuture, PendingAppend
+from gazette_sdk.transport.append.queue import AnyFuture, PendingAppend
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.loop import (
     check_reentry,

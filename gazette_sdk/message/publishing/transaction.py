@@ -31,7 +31,7 @@ from gazette_sdk.message.publishing.intents import AckIntents
 from gazette_sdk.message.publishing.producer import Sequences, ended_error
 from gazette_sdk.message.publishing.receipt import BatchReceipt, Receipt, ReceiptTimeoutError
 from gazette_sdk.message.publishing.sender import AnyMapping, Sender
-from gazette_sdk.transport.append.pending import PendingAppend
+from gazette_sdk.transport.append.queue import PendingAppend
 from gazette_sdk.user_code import call
 
 __all__ = ["Transaction", "TransactionInDoubtError"]

@@ -37,10 +37,9 @@ from gazette_sdk.protocol.labels import CONTENT_TYPE, journal_selector, topic_hi
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.journal_reader import OffsetJumpError, RetryReader
 from gazette_sdk.transport.listing import NO_ANSWER, WatchedList, list_journals
 from gazette_sdk.transport.loop import home_loop, is_running, sdk_loop
-from gazette_sdk.transport.read.reader import OffsetJumpError
-from gazette_sdk.transport.read.retry_reader import RetryReader
 
 __all__ = ["Fetcher", "reading_loop"]
 

@@ -18,7 +18,7 @@ from gazette_sdk.message.reading.plan import Plan
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.read.metadata import begin_mod_time_of, read_metadata
+from gazette_sdk.transport.journal_reader import begin_mod_time_of, read_metadata
 
 __all__ = ["HEAD_LAG_MAX_S", "Positions", "Start"]
 

@@ -30,17 +30,19 @@ from gazette_sdk.protocol.rules import SHARD_RPCS_BY_NAME, Rpc
 from gazette_sdk.protocol.shard_spec import recovery_log, validate_shard_rpc
 from gazette_sdk.server.call import PROXY_HEADER_METADATA
 from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.grpc import GrpcWire
 from gazette_sdk.transport.listing import list_journals
-from gazette_sdk.transport.routing.dispatcher import where
-from gazette_sdk.transport.target import SERVICE, Destination, Peer
-from gazette_sdk.transport.wires.base import (
+from gazette_sdk.transport.wire import (
     CONNECT_TIMEOUT_S,
     MAX_RECEIVE_BYTES,
     RECONNECT_BACKOFF_MAX_S,
+    SERVICE,
+    Destination,
+    Peer,
+    Tls,
     WireOptions,
+    where,
 )
-from gazette_sdk.transport.wires.grpc.transport import GrpcWire
-from gazette_sdk.transport.wires.tls import Tls
 
 __all__ = ["RECOVERY_LOG_CONTENT_TYPE", "ShardClient", "apply_in_batches", "verify_references"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from gazette_sdk.cluster.keyspace import WATCH_DELAY_S
 from gazette_sdk.cluster.member_process import EtcdConfig
 from gazette_sdk.protocol.shard_spec import DEFAULT_MAX_HOT_STANDBYS
-from gazette_sdk.transport.wires.tls import Tls
+from gazette_sdk.transport.wire import Tls
 
 __all__ = ["ConsumerConfig"]
 

@@ -23,7 +23,7 @@ from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.endpoint_calls import EndpointCalls, forwarded_claims, status_of
 from gazette_sdk.shard.consumer.resolver import primary_of
 from gazette_sdk.shard.consumer.shard import LocalShard
-from gazette_sdk.transport.wires.tls import Tls
+from gazette_sdk.transport.wire import Tls
 from gazette_sdk.user_code import described, text_of
 
 __all__ = ["HttpEndpoints"]

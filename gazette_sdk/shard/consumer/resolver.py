@@ -23,7 +23,7 @@ from gazette_sdk.protocol.labels import Matcher
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.protocol.rules import NO_PRIMARY
 from gazette_sdk.protocol.shard_spec import matches_shard, source_journals
-from gazette_sdk.transport.target import Peer
+from gazette_sdk.transport.wire import Peer
 
 __all__ = [
     "MISSING_ID",

@@ -45,7 +45,7 @@ from gazette_sdk.shard.consumer.authorize import (
 from gazette_sdk.shard.consumer.hints_keys import load_hints
 from gazette_sdk.shard.consumer.resolver import Resolver, ServedShard, primary_of
 from gazette_sdk.shard.recovery import hints as fsm_hints
-from gazette_sdk.transport.target import Peer
+from gazette_sdk.transport.wire import Peer
 
 __all__ = ["ShardPeers", "ShardService", "json_methods", "shard_methods"]
 

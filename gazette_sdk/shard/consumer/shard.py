@@ -62,7 +62,7 @@ from gazette_sdk.shard.transaction.input import Input as SourceInput
 from gazette_sdk.shard.transaction.output import Output
 from gazette_sdk.shard.transaction.runner import Runner
 from gazette_sdk.shard.workers import on_worker
-from gazette_sdk.transport.append.service import AppendService
+from gazette_sdk.transport.append.appender import AppendService
 from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.user_code import acontained, described, exit_within, text_of

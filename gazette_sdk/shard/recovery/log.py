@@ -16,7 +16,7 @@ from gazette_sdk.errors import FencedError, RegisterMismatchError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import label_set
 from gazette_sdk.shard.recovery.operation import AUTHOR_REGISTER, fence_of
-from gazette_sdk.transport.append.pending import AnyFuture, PendingAppend
+from gazette_sdk.transport.append.queue import AnyFuture, PendingAppend
 
 __all__ = ["LogAppender", "RecoveryLog"]
 

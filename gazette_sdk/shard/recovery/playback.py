@@ -36,10 +36,9 @@ from gazette_sdk.shard.recovery.operation import AUTHOR_REGISTER, fence_of
 from gazette_sdk.shard.recovery.player import Player, PlayerState, logs_of
 from gazette_sdk.shard.recovery.staged_files import StagedFiles
 from gazette_sdk.shard.workers import on_worker
-from gazette_sdk.transport.append.service import AppendService
+from gazette_sdk.transport.append.appender import AppendService
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.read.reader import OffsetJumpError
-from gazette_sdk.transport.read.retry_reader import RetryReader
+from gazette_sdk.transport.journal_reader import OffsetJumpError, RetryReader
 
 __all__ = ["Playback", "Recovered"]
 

@@ -14,7 +14,7 @@ from gazette_sdk.message.mapping import Mapping as JournalMapping
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.shard.recovery.file_change import FileChange
-from gazette_sdk.transport.append.pending import AnyFuture
+from gazette_sdk.transport.append.queue import AnyFuture
 from gazette_sdk.user_code import notify
 
 __all__ = [

@@ -22,7 +22,7 @@ from gazette_sdk.message.publishing.sender import AnyMapping, Sender
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.transport.append.appender import JournalAppender
-from gazette_sdk.transport.append.pending import AnyFuture, PendingAppend
+from gazette_sdk.transport.append.queue import AnyFuture, PendingAppend
 from gazette_sdk.transport.base import Transport
 
 __all__ = ["FULL_BYTES", "Output"]

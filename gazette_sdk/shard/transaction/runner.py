@@ -58,7 +58,7 @@ from gazette_sdk.shard.transaction.progress import Progress
 from gazette_sdk.shard.transaction.steps import CommitStep
 from gazette_sdk.shard.transaction.transaction import Transaction
 from gazette_sdk.shard.workers import on_worker
-from gazette_sdk.transport.append.pending import AnyFuture
+from gazette_sdk.transport.append.queue import AnyFuture
 from gazette_sdk.user_code import acontained, is_cancellation
 
 __all__ = ["Runner"]

@@ -34,10 +34,9 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import rules as rpc
 from gazette_sdk.protocol.labels import format_selector, pairs_of
 from gazette_sdk.transport import metrics
-from gazette_sdk.transport.append.route import CHUNK_BYTES
 from gazette_sdk.transport.backoff import Pause, pause_append
-from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.target import ANYWHERE, AppendItem, Target
+from gazette_sdk.transport.base import CHUNK_BYTES, Transport
+from gazette_sdk.transport.wire import ANYWHERE, AppendItem, Target
 
 __all__ = [
     "TRANSIENT",

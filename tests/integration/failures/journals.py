@@ -15,9 +15,8 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.append.append import append_once
 from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.journal_reader import ByteReader, RetryReader
 from gazette_sdk.transport.listing import apply_journals, list_all_fragments
-from gazette_sdk.transport.read.reader import ByteReader
-from gazette_sdk.transport.read.retry_reader import RetryReader
 
 TIMEOUT_S = 20.0
 

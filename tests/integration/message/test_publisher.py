@@ -13,9 +13,8 @@ import pytest
 from gazette_sdk import Publisher, Reader, connect, mapping
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.target import AppendItem
-from gazette_sdk.transport.wires.base import PreparedAppend
-from gazette_sdk.transport.wires.grpc.transport import GrpcWire
+from gazette_sdk.transport.grpc import GrpcWire
+from gazette_sdk.transport.wire import AppendItem, PreparedAppend
 from integration.message.topics import Topic
 
 WAIT_S = 30.0

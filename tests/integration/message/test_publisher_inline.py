@@ -22,8 +22,8 @@ from gazette_sdk.server.tls import server_context
 from gazette_sdk.transport.append.appender import INLINE_BYTES_MAX
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.loop import run
-from gazette_sdk.transport.wires.stream.blocking_connection import StreamBlockingCall
-from gazette_sdk.transport.wires.tls import Tls
+from gazette_sdk.transport.stream.blocking import StreamBlockingCall
+from gazette_sdk.transport.wire import Tls
 from integration.message.topics import Topic
 from support.certificates import Authority
 from support.inline_appends import (

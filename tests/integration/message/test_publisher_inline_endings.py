@@ -19,7 +19,7 @@ from crash.dev_cluster import DevCluster
 from gazette_sdk import Publisher, Reader, mapping
 from gazette_sdk.message.publishing.receipt import Receipt, ReceiptTimeoutError
 from gazette_sdk.transport.append.appender import Sender
-from gazette_sdk.transport.wires.stream import blocking
+from gazette_sdk.transport.stream import blocking
 from integration.message.topics import Topic
 from support.inline_appends import (
     PAUSE_S,

@@ -18,8 +18,8 @@ import pytest
 
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, Capability
+from gazette_sdk.transport.grpc import GrpcTransport
 from gazette_sdk.transport.loop import run
-from gazette_sdk.transport.wires.grpc.transport import GrpcTransport
 from support.brokers import Client
 from support.raw_http import Answer, exchange
 from support.served import local, served, stored

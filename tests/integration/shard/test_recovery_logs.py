@@ -38,10 +38,10 @@ from gazette_sdk.shard.recovery.operation import fence_of
 from gazette_sdk.shard.recovery.playback import Playback, Recovered
 from gazette_sdk.shard.recovery.recorder import Recorder
 from gazette_sdk.testing.transport_faults import FaultyTransport
+from gazette_sdk.transport.append.appender import AppendService
 from gazette_sdk.transport.append.queue import DependencyFailedError
-from gazette_sdk.transport.append.service import AppendService
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.target import ANYWHERE, AppendItem, Target
+from gazette_sdk.transport.wire import ANYWHERE, AppendItem, Target
 from support.brokers import Client, a_broker, journal_spec
 from support.etcd import run, within
 from support.recovery_logs import files_of

@@ -12,7 +12,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.testing.journal_checker import JournalChecker, Promise
 from gazette_sdk.testing.journal_copies import check_journals, journal_copies
 from gazette_sdk.transport import loop
-from gazette_sdk.transport.append.route import requests_of
+from gazette_sdk.transport.base import requests_of
 from gazette_sdk.transport.listing import list_journals
 
 SPEC = """

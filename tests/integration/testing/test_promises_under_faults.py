@@ -19,7 +19,7 @@ from gazette_sdk.testing import (
     raise_violations,
 )
 from gazette_sdk.transport import loop
-from gazette_sdk.transport.append.route import requests_of
+from gazette_sdk.transport.base import requests_of
 
 JOURNAL = "faulty/journal"
 SPEC = """

@@ -13,8 +13,8 @@ from gazette_sdk import errors
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import metrics
 from gazette_sdk.transport.append.append import append, append_once
-from gazette_sdk.transport.append.route import CHUNK_BYTES
-from gazette_sdk.transport.wires.grpc.transport import GrpcTransport
+from gazette_sdk.transport.base import CHUNK_BYTES
+from gazette_sdk.transport.grpc import GrpcTransport
 from support.scripted_broker import (
     RefusalError,
     append_ok,

@@ -10,10 +10,10 @@ import pytest
 
 from gazette_sdk.errors import OffsetNotYetAvailableError, RegisterMismatchError
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.transport.append.appender import AppendService
 from gazette_sdk.transport.append.queue import DependencyFailedError
-from gazette_sdk.transport.append.service import AppendService
+from gazette_sdk.transport.journal_reader import RetryReader
 from gazette_sdk.transport.loop import run
-from gazette_sdk.transport.read.retry_reader import RetryReader
 
 JOURNALS = """
 name: fence/

@@ -11,10 +11,9 @@ import pytest
 from gazette_sdk.errors import CallError, ClosedError, UnavailableError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability, authority_for
-from gazette_sdk.transport.target import SERVICE, Target
-from gazette_sdk.transport.wires.stream import blocking
-from gazette_sdk.transport.wires.stream.choice import ChosenTransport
-from gazette_sdk.transport.wires.stream.transport import StreamTransport
+from gazette_sdk.transport.stream import blocking
+from gazette_sdk.transport.stream.wire import ChosenTransport, StreamTransport
+from gazette_sdk.transport.wire import SERVICE, Target
 from support.scripted_broker import append_ok, append_status, in_loop, route_to, until
 from support.scripted_stream import ScriptedStream
 

@@ -11,9 +11,9 @@ from grpc.aio._call import StreamStreamCall
 
 from gazette_sdk import errors
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.transport.append.appender import AppendService
 from gazette_sdk.transport.append.queue import DependencyFailedError
-from gazette_sdk.transport.append.route import AppendRoute
-from gazette_sdk.transport.append.service import AppendService
+from gazette_sdk.transport.base import AppendRoute
 from gazette_sdk.transport.loop import adopt_running_loop
 from support.scripted_broker import (
     RefusalError,

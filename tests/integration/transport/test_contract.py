@@ -15,10 +15,9 @@ from gazette_sdk.server.tls import server_context
 from gazette_sdk.testing.transport_faults import FaultyTransport
 from gazette_sdk.testing.transports import CHECKS, TransportContract
 from gazette_sdk.transport import loop
-from gazette_sdk.transport.wires.grpc.transport import GrpcTransport
-from gazette_sdk.transport.wires.stream.choice import ChosenTransport
-from gazette_sdk.transport.wires.stream.transport import StreamTransport
-from gazette_sdk.transport.wires.tls import Tls
+from gazette_sdk.transport.grpc import GrpcTransport
+from gazette_sdk.transport.stream.wire import ChosenTransport, StreamTransport
+from gazette_sdk.transport.wire import Tls
 from support.certificates import Authority
 
 PLAIN = {

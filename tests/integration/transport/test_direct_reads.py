@@ -12,8 +12,8 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import connect
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.append.append import append
+from gazette_sdk.transport.journal_reader import RetryReader
 from gazette_sdk.transport.listing import list_all_fragments
-from gazette_sdk.transport.read.retry_reader import RetryReader
 
 JOURNAL = """
 name: direct/journal

@@ -15,10 +15,9 @@ from gazette_sdk.protocol import rules as rpc
 from gazette_sdk.protocol.fragments import content_path
 from gazette_sdk.transport import fragment_store
 from gazette_sdk.transport.fragment_store import FragmentStoreTransport
+from gazette_sdk.transport.journal_reader import OffsetJumpError, RetryReader
 from gazette_sdk.transport.listing import get_journal, list_all_fragments, list_journals
-from gazette_sdk.transport.read.reader import OffsetJumpError
-from gazette_sdk.transport.read.retry_reader import RetryReader
-from gazette_sdk.transport.target import ANYWHERE
+from gazette_sdk.transport.wire import ANYWHERE
 from support.fragment_files import fragment_of, store_fragment
 from support.scripted_broker import in_loop
 

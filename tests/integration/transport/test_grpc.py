@@ -15,10 +15,9 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.testing.tcp_proxy import TcpProxy
-from gazette_sdk.transport.routing.dispatcher import Health, candidates
-from gazette_sdk.transport.target import SERVICE, Target
-from gazette_sdk.transport.wires.grpc import channels
-from gazette_sdk.transport.wires.grpc.transport import GrpcTransport
+from gazette_sdk.transport import grpc as channels
+from gazette_sdk.transport.grpc import GrpcTransport
+from gazette_sdk.transport.wire import SERVICE, Health, Target, candidates
 from support.scripted_broker import (
     RefusalError,
     ScriptedBroker,

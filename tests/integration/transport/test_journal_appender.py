@@ -17,11 +17,11 @@ from gazette_sdk import errors
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.stream_calls import CallBegan, CallRefused, HalfClosed, Item
 from gazette_sdk.transport.append import appender as appender_module
+from gazette_sdk.transport.append.appender import AppendService
 from gazette_sdk.transport.append.queue import IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX
-from gazette_sdk.transport.append.service import AppendService
-from gazette_sdk.transport.wires.stream import blocking
-from gazette_sdk.transport.wires.stream.blocking import BlockingClient
-from gazette_sdk.transport.wires.stream.transport import StreamTransport
+from gazette_sdk.transport.stream import blocking
+from gazette_sdk.transport.stream.blocking import BlockingClient
+from gazette_sdk.transport.stream.wire import StreamTransport
 from support.scripted_broker import append_ok, append_status, in_loop, no_pause, route_to, until
 from support.scripted_stream import HangUpError, ScriptedStream
 

@@ -12,7 +12,7 @@ from gazette_sdk import errors
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path
 from gazette_sdk.transport import metrics
-from gazette_sdk.transport.read.reader import (
+from gazette_sdk.transport.journal_reader import (
     ByteReader,
     OffsetJumpError,
     SeekRequiresNewReaderError,

@@ -9,7 +9,7 @@ import pytest
 
 from gazette_sdk.errors import UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.target import Target
+from gazette_sdk.transport.wire import Target
 from support.scripted_broker import RefusalError, header, in_loop, route_to
 from support.wires import CHOSEN, WAYS, over
 

@@ -10,9 +10,8 @@ import pytest
 
 from gazette_sdk import errors
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.read.reader import ByteReader, OffsetJumpError
-from gazette_sdk.transport.read.retry_reader import RetryReader
-from gazette_sdk.transport.wires.grpc.transport import GrpcTransport
+from gazette_sdk.transport.grpc import GrpcTransport
+from gazette_sdk.transport.journal_reader import ByteReader, OffsetJumpError, RetryReader
 from support.fragment_files import fragment_of, served_files
 from support.scripted_broker import (
     RefusalError,

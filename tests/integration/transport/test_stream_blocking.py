@@ -17,7 +17,7 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.protocol.stream_calls import NOT_RUN
 from gazette_sdk.protocol.stream_frames import Kind, encode, encode_goaway
-from gazette_sdk.transport.wires.stream import blocking
+from gazette_sdk.transport.stream import blocking
 from support.blocking_clients import (
     WAIT_S,
     Served,

@@ -13,10 +13,9 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.protocol.stream_frames import encode_goaway
 from gazette_sdk.server.tls import server_context
-from gazette_sdk.transport.wires.stream import blocking
-from gazette_sdk.transport.wires.stream.blocking import BlockingClient
-from gazette_sdk.transport.wires.stream.dialing import NotStreamError, TlsContext
-from gazette_sdk.transport.wires.tls import Tls
+from gazette_sdk.transport.stream import blocking
+from gazette_sdk.transport.stream.blocking import BlockingClient, NotStreamError, TlsContext
+from gazette_sdk.transport.wire import Tls
 from support.blocking_clients import (
     OPENING,
     Served,

@@ -6,7 +6,7 @@ import pytest
 
 from gazette_sdk.errors import CallError, UnavailableError
 from gazette_sdk.protocol.stream_frames import Kind, encode, encode_goaway, header
-from gazette_sdk.transport.wires.stream.dialing import NotStreamError
+from gazette_sdk.transport.stream.blocking import NotStreamError
 from support.scripted_broker import in_loop
 from support.stream_transports import APPLIED, apply, items, pool, served
 

@@ -13,10 +13,9 @@ from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import connect
 from gazette_sdk.transport.loop import run
-from gazette_sdk.transport.target import SERVICE, Target
-from gazette_sdk.transport.wires.stream import choice
-from gazette_sdk.transport.wires.stream.choice import REMEMBERED_S, ChosenTransport
-from gazette_sdk.transport.wires.stream.transport import StreamTransport
+from gazette_sdk.transport.stream import choice
+from gazette_sdk.transport.stream.wire import REMEMBERED_S, ChosenTransport, StreamTransport
+from gazette_sdk.transport.wire import SERVICE, Target
 from support.scripted_broker import (
     ScriptedBroker,
     header,

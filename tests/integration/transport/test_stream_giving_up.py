@@ -9,7 +9,7 @@ import pytest
 from gazette_sdk.errors import DeadlineExceededError, UnavailableError
 from gazette_sdk.protocol import stream_calls as stream_liveness
 from gazette_sdk.protocol.stream_calls import Aborted, HalfClosed, Ping
-from gazette_sdk.transport.wires.stream import connection
+from gazette_sdk.transport.stream import connection
 from support.scripted_broker import in_loop, read_metadata, until
 from support.stream_transports import APPLIED, apply, items, pool, read, served
 from support.stream_transports import idle as _idle

@@ -8,8 +8,7 @@ import threading
 import pytest
 
 from gazette_sdk.errors import ClosedError
-from gazette_sdk.transport.wires.stream.choice import ChosenTransport
-from gazette_sdk.transport.wires.stream.transport import StreamTransport
+from gazette_sdk.transport.stream.wire import ChosenTransport, StreamTransport
 from support.scripted_broker import append_ok, in_loop
 from support.scripted_stream import ScriptedStream
 from support.stream_transports import APPLIED, apply, items, obliging, read, served

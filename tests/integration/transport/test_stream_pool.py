@@ -11,8 +11,8 @@ import pytest
 from gazette_sdk.errors import ClosedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.testing.tcp_proxy import TcpProxy
-from gazette_sdk.transport.wires.stream import pool as pool_module
-from gazette_sdk.transport.wires.stream.transport import StreamTransport
+from gazette_sdk.transport.stream import pool as pool_module
+from gazette_sdk.transport.stream.wire import StreamTransport
 from support.scripted_broker import append_ok, in_loop, read_metadata, until
 from support.scripted_stream import ScriptedStream
 from support.stream_transports import APPLIED, apply, obliging, pool, read, served
@@ -159,7 +159,7 @@ async def test_closing_the_transport_ends_calls_and_dials_under_way():
 _FORK = """
 import asyncio, os, sys
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.wires.stream import StreamTransport
+from gazette_sdk.transport.stream import StreamTransport
 
 transport = StreamTransport(sys.argv[1])
 loop = asyncio.new_event_loop()

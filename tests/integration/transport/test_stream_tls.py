@@ -15,10 +15,9 @@ from gazette_sdk.protocol.rules import RPCS_BY_NAME
 from gazette_sdk.server.process import Server
 from gazette_sdk.server.stream_method import Answer, StreamMethod
 from gazette_sdk.server.tls import server_context
-from gazette_sdk.transport.wires.stream.choice import ChosenTransport
-from gazette_sdk.transport.wires.stream.dialing import NotStreamError, TlsContext, dial
-from gazette_sdk.transport.wires.stream.transport import StreamTransport
-from gazette_sdk.transport.wires.tls import Tls
+from gazette_sdk.transport.stream.blocking import NotStreamError, TlsContext, dial
+from gazette_sdk.transport.stream.wire import ChosenTransport, StreamTransport
+from gazette_sdk.transport.wire import Tls
 from support.certificates import Authority
 from support.scripted_broker import header, in_loop
 from support.scripted_stream import ScriptedStream

@@ -13,8 +13,8 @@ from cryptography.x509.oid import NameOID
 
 from gazette_sdk.errors import ConfigurationError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.wires.grpc.transport import GrpcTransport
-from gazette_sdk.transport.wires.tls import Tls
+from gazette_sdk.transport.grpc import GrpcTransport
+from gazette_sdk.transport.wire import Tls
 from support.scripted_broker import ScriptedBroker, header, in_loop
 
 

@@ -12,7 +12,7 @@ from gazette_sdk.errors import (
     UnavailableError,
 )
 from gazette_sdk.transport.fragment_store import FragmentStoreTransport
-from gazette_sdk.transport.target import ANYWHERE
+from gazette_sdk.transport.wire import ANYWHERE
 from gazette_spark import connection, content, following
 from gazette_spark.batch import GazetteBatchReader
 from support.spark_stores import N, Stream, options_of, store_history

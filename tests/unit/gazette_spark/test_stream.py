@@ -20,7 +20,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import Transport, connect
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.fragment_store import FragmentStoreTransport
-from gazette_sdk.transport.target import ANYWHERE
+from gazette_sdk.transport.wire import ANYWHERE
 from gazette_spark import following
 from support.fragment_files import fragment_of, store_fragment
 from support.spark_stores import (

@@ -11,7 +11,7 @@ import pytest
 
 from gazette_sdk import Publisher, mapping
 from gazette_sdk.errors import ClosedError, NotAllowedError, UnavailableError
-from gazette_sdk.transport.append.route import AppendRoute
+from gazette_sdk.transport.base import AppendRoute
 from support.memory_transport import MemoryTransport
 
 WAIT_S = 10.0
@@ -113,7 +113,7 @@ def test_a_quick_broker_gets_one_batch_at_a_time(transport):
 
 def test_large_batches_wait_for_nobody_and_small_ones_for_a_while(laned, on_loop, monkeypatch):
     monkeypatch.setattr("gazette_sdk.message.publishing.connection.BATCH_BYTES_MAX", 1000)
-    monkeypatch.setattr("gazette_sdk.transport.append.linger.LINGER_S", 60.0)
+    monkeypatch.setattr("gazette_sdk.transport.append.queue.LINGER_S", 60.0)
     with Publisher(BY_NAME, transport=laned) as publisher:
         first = publisher.publish({"n": 0})
         wait_until(lambda: len(laned.under_way) == 1)

@@ -190,7 +190,7 @@ def test_an_interrupt_within_result_changes_nothing(gated, monkeypatch):
             self.lock.release()
 
     with monkeypatch.context() as patch:
-        patch.setattr("gazette_sdk.transport.append.pending.threading.Lock", Interrupting)
+        patch.setattr("gazette_sdk.transport.append.queue.threading.Lock", Interrupting)
         with pytest.raises(KeyboardInterrupt):
             receipt.result(WAIT_S)
     gated.opened()

@@ -16,7 +16,7 @@ from gazette_sdk.errors import (
 from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN
 from gazette_sdk.message.publishing.receipt import ReceiptTimeoutError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.append.pending import PendingAppend
+from gazette_sdk.transport.append.queue import PendingAppend
 from support.published import TO, WAIT_S
 from support.transactions import by_to, committed, flags, transact, written
 

@@ -16,7 +16,7 @@ from gazette_sdk.testing.transport_faults import (
     TransportFaults,
 )
 from gazette_sdk.transport import loop
-from gazette_sdk.transport.append.route import requests_of
+from gazette_sdk.transport.base import requests_of
 from support.memory_transport import MemoryTransport
 
 WAIT_S = 20.0

@@ -3,7 +3,7 @@
 import pytest
 
 from gazette_sdk.protocol.rules import SERVICE, SHARD_RPCS_BY_NAME
-from gazette_sdk.transport.wires.call_status import call_error
+from gazette_sdk.transport.wire import call_error
 
 
 @pytest.mark.parametrize(

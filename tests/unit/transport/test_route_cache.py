@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.routing.route_cache import BROKERS_MAX, NO_ROUTE, RouteCache
-from gazette_sdk.transport.target import Peer
+from gazette_sdk.transport.router import BROKERS_MAX, NO_ROUTE, RouteCache
+from gazette_sdk.transport.wire import Peer
 from support.vectors import cases
 
 ROUTE = pb.Route(members=[pb.ProcessSpec.ID(zone="a", suffix="broker")], primary=0)

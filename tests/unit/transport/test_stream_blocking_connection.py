@@ -12,9 +12,8 @@ import pytest
 from gazette_sdk import adaptive_spin
 from gazette_sdk.protocol.stream_frames import Kind, encode, encode_hello
 from gazette_sdk.server.tls import server_context
-from gazette_sdk.transport.wires.stream.blocking_connection import BlockingConnection
-from gazette_sdk.transport.wires.stream.dialing import PROTOCOLS
-from gazette_sdk.transport.wires.tls import Tls
+from gazette_sdk.transport.stream.blocking import PROTOCOLS, BlockingConnection
+from gazette_sdk.transport.wire import Tls
 from support.certificates import Authority
 
 WAIT_S = 10.0

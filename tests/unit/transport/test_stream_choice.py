@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_sdk.transport.routing.dispatcher import Health
-from gazette_sdk.transport.wires.stream.choice import REMEMBERED_S, RememberedWires
+from gazette_sdk.transport.stream.wire import REMEMBERED_S, RememberedWires
+from gazette_sdk.transport.wire import Health
 
 
 class Clock:

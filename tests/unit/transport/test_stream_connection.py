@@ -17,9 +17,12 @@ from gazette_sdk.protocol.stream_frames import (
     encode_hello,
     encode_status,
 )
-from gazette_sdk.transport.wires.stream.call import Ended
-from gazette_sdk.transport.wires.stream.connection import LOW_WATER_BYTES, Connection
-from gazette_sdk.transport.wires.stream.open_call import HELD_BYTES_MAX
+from gazette_sdk.transport.stream.connection import (
+    HELD_BYTES_MAX,
+    LOW_WATER_BYTES,
+    Connection,
+    Ended,
+)
 from support.scripted_broker import in_loop
 
 

@@ -3,8 +3,8 @@ import os
 import pytest
 
 from gazette_sdk.errors import ConfigurationError
-from gazette_sdk.transport.wires.stream.dialing import TlsContext
-from gazette_sdk.transport.wires.tls import Tls
+from gazette_sdk.transport.stream.blocking import TlsContext
+from gazette_sdk.transport.wire import Tls
 from support.certificates import Authority
 
 ENDPOINT = "https://localhost:1"

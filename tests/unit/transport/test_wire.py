@@ -4,11 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.wires.grpc.codec import (
-    content_request,
-    decode_read_response,
-    encode_append_item,
-)
+from gazette_sdk.transport.wire import content_request, decode_read_response, encode_append_item
 
 OFFSETS = st.integers(min_value=0, max_value=2**63 - 1)
 

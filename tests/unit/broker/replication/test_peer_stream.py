@@ -12,7 +12,7 @@ from gazette_sdk.broker.replication.peer_stream import PeerStream
 from gazette_sdk.broker.replication.pipeline import Pipeline
 from gazette_sdk.errors import CallError, DeadlineExceededError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.target import ReplicateItem
+from gazette_sdk.transport.wire import ReplicateItem
 from support.etcd import run
 from support.replication_peers import HEADER, PEERS, proposal, started
 from support.spools import SpoolUser

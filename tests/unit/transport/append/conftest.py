@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_sdk.transport.append import service
+from gazette_sdk.transport.append import appender as service
 from support.scripted_appends import NEVER_S, ScriptedJournal
 
 

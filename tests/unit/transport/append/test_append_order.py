@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 
 from gazette_sdk.errors import RegisterMismatchError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.append import linger
-from gazette_sdk.transport.append.pending import PendingAppend
-from gazette_sdk.transport.append.queue import DependencyFailedError
-from gazette_sdk.transport.append.route import AppendRoute
-from gazette_sdk.transport.append.service import AppendService
+from gazette_sdk.transport.append import queue as linger
+from gazette_sdk.transport.append.appender import AppendService
+from gazette_sdk.transport.append.queue import DependencyFailedError, PendingAppend
+from gazette_sdk.transport.base import AppendRoute
 
 JOURNAL = "a/journal"
 AUTHORS = ["one", "two"]

@@ -14,7 +14,7 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.append import appender as module
-from gazette_sdk.transport.append import service
+from gazette_sdk.transport.append import appender as service
 from gazette_sdk.transport.append.appender import (
     INLINE_BYTES_MAX,
     Sender,

@@ -16,11 +16,12 @@ from gazette_sdk.errors import (
     UnavailableError,
 )
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.append import linger, service
+from gazette_sdk.transport.append import appender as service
+from gazette_sdk.transport.append import queue as linger
 from gazette_sdk.transport.append.appender import (
     Sender,
 )
-from gazette_sdk.transport.append.pending import any_ended
+from gazette_sdk.transport.append.queue import any_ended
 from gazette_sdk.transport.loop import new_lock
 from support.scripted_appends import NEVER_S, WAIT_S, ScriptedJournal, in_thread, until
 from support.scripted_broker import append_ok

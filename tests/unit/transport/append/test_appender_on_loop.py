@@ -13,14 +13,16 @@ from gazette_sdk.errors import (
     ValidationError,
 )
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.append import linger, service
+from gazette_sdk.transport.append import appender as service
+from gazette_sdk.transport.append import queue as linger
 from gazette_sdk.transport.append.appender import Sender
-from gazette_sdk.transport.append.linger import LARGE_BYTES, STREAMING_COUNT_MIN
-from gazette_sdk.transport.append.pending import PendingAppend
 from gazette_sdk.transport.append.queue import (
     IN_FLIGHT_BYTES_MAX,
     IN_FLIGHT_MAX,
+    LARGE_BYTES,
+    STREAMING_COUNT_MIN,
     DependencyFailedError,
+    PendingAppend,
 )
 from support.scripted_appends import NEVER_S, WAIT_S, ScriptedJournal, until
 from support.scripted_broker import append_ok, append_status

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from gazette_sdk.errors import DeliveryTimeoutError, GazetteError, UnavailableError
-from gazette_sdk.transport.append import service
+from gazette_sdk.transport.append import appender as service
 from gazette_sdk.transport.append.appender import Sender
 from gazette_sdk.transport.append.queue import AppendQueue, QueueEffect, QueueState
 from support.scripted_appends import NEVER_S, WAIT_S, ScriptedJournal, until

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_sdk.transport.append.linger import LARGE_BYTES, LINGER_S, STREAMING_COUNT_MIN, Linger
+from gazette_sdk.transport.append.queue import LARGE_BYTES, LINGER_S, STREAMING_COUNT_MIN, Linger
 
 NOW = 100.0
 

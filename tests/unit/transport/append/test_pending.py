@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gazette_sdk.errors import GazetteError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.append.pending import PendingAppend, all_ended, any_ended
+from gazette_sdk.transport.append.queue import PendingAppend, all_ended, any_ended
 from support.scripted_appends import WAIT_S, LoopThread, in_thread, until
 from support.scripted_broker import in_loop
 

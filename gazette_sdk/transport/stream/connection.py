@@ -1,4 +1,8 @@
-"""One connection of the stream transport, at the client.
+"""Parts of a call that the asyncio and the blocking connection share: its head, and its end.
+
+One call on a connection of the stream transport, as its caller uses it.
+
+One connection of the stream transport, at the client.
 
 An asyncio protocol over the pure machine ``ClientCalls``. It turns received bytes into items of
 calls, and holds the bounds of time and memory. Every call is an :class:`OpenCall`. There is no task
@@ -12,14 +16,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import cast
 
-from gazette_sdk.errors import StreamProtocolError
+from google.protobuf.message import DecodeError
+
+from gazette_sdk.errors import (
+    CallCancelledError,
+    CallError,
+    ClosedError,
+    DeadlineExceededError,
+    GazetteError,
+    StreamProtocolError,
+    UnavailableError,
+)
+from gazette_sdk.protocol.rules import CODE_NAMES
 from gazette_sdk.protocol.stream_calls import (
     ClientCalls,
     ClientEvent,
@@ -32,11 +48,292 @@ from gazette_sdk.protocol.stream_calls import (
     Verdict,
 )
 from gazette_sdk.protocol.stream_frames import PREFACE, Frame, FrameBuffer
-from gazette_sdk.protocol.stream_pb2 import Hello
-from gazette_sdk.transport.wires.stream.call import Ended, check_alpn
-from gazette_sdk.transport.wires.stream.open_call import OpenCall
+from gazette_sdk.protocol.stream_pb2 import CallHead, Hello
+from gazette_sdk.transport.wire import Destination, call_error
 
-__all__ = ["Connection"]
+ALPN = "gzt/1"
+"""This wire's name in TLS."""
+
+
+class Head:
+    """Head of calls of one kind, encoded once.
+
+    Args:
+        timeout_s: time limit of the call, for the server; 0 for none.
+        after_success: True if the call is to run only if the one before it succeeded.
+        metadata: of the call.
+    """
+
+    __slots__ = ("_encoded", "_head")
+
+    def __init__(
+        self,
+        *,
+        timeout_s: float = 0.0,
+        after_success: bool = False,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        timeout_ms = max(1, round(timeout_s * 1000)) if timeout_s else 0
+        self._head = CallHead(
+            timeout_ms=timeout_ms, after_success=after_success, metadata=metadata or {}
+        )
+        self._encoded = self._head.SerializeToString()
+
+    def encoded(self, authorization: str | None) -> bytes:
+        """Return the encoded head, with a token where one is given."""
+        if authorization is None:
+            return self._encoded
+        head = CallHead()
+        head.CopyFrom(self._head)
+        head.metadata["authorization"] = authorization
+        return head.SerializeToString()
+
+
+class Ended(enum.Enum):
+    """Reason for which a call ended without a STATUS."""
+
+    LOST = "the connection was lost"
+    CLOSED = "the transport was closed"
+    EXPIRED = "its time ran out"
+    FAILED = "its requests failed"
+
+
+class Call:
+    """Call on a connection. It ends by a STATUS, or otherwise.
+
+    Attributes:
+        status: the STATUS that ended it.
+        ended: why it ended otherwise.
+        reason: the same in words.
+    """
+
+    # Defaults of the class: most calls set the status only.
+    status: Status | None = None
+    ended: Ended | None = None
+    reason = ""
+
+    @property
+    def over(self) -> bool:
+        """True if nothing more will come, and nothing more need be sent."""
+        return self.status is not None or self.ended is not None
+
+    def raise_failure(self, to: Destination) -> None:
+        """Raise the error of a call that is over, if it has one."""
+        status = self.status
+        if self.ended is None and status is not None and not status.code:
+            return
+        where = f"{to.rpc.name} at {to.where}"
+        match self.ended:
+            case Ended.LOST:
+                raise UnavailableError(f"{where}: {self.reason}", journal=to.journal)
+            case Ended.CLOSED:
+                raise ClosedError(
+                    f"{to.rpc.name}: the transport was closed during the call", journal=to.journal
+                )
+            case Ended.EXPIRED:
+                raise DeadlineExceededError(f"{where}: {self.reason}", journal=to.journal)
+            case Ended.FAILED:
+                raise CallCancelledError(f"{where}: its requests failed", journal=to.journal)
+        assert status is not None
+        raise call_error(
+            CODE_NAMES[status.code],
+            status.text,
+            method=to.rpc.name,
+            where=to.where,
+            journal=to.journal,
+            kind=status.kind,
+        )
+
+
+def too_long(to: Destination, error: StreamProtocolError) -> GazetteError:
+    """Return the error of a request that is too long for the server."""
+    return CallError(
+        f"{to.rpc.name} at {to.where}: {error}", code="RESOURCE_EXHAUSTED", journal=to.journal
+    )
+
+
+def malformed(to: Destination, error: DecodeError) -> GazetteError:
+    """Return the error of a response that is no message."""
+    return CallError(
+        f"{to.rpc.name} at {to.where}: a response is malformed: {error}",
+        code="INTERNAL",
+        journal=to.journal,
+    )
+
+
+def no_response(to: Destination) -> GazetteError:
+    """Return the error of a call that succeeded without a response."""
+    return CallError(f"{to.rpc.name} at {to.where}: ended without a response", journal=to.journal)
+
+
+def check_alpn(agreed: str | None) -> None:
+    """Check the protocol that TLS agreed on; None where there is none.
+
+    Raises:
+        StreamProtocolError: it is another one than ours.
+    """
+    if agreed not in {None, ALPN}:
+        raise StreamProtocolError(f"it chose {agreed} in TLS")
+
+
+HELD_BYTES_MAX = 1 << 20
+"""More bytes than this that a caller has not taken yet stop the reading."""
+
+HELD_BYTES_LOW = HELD_BYTES_MAX // 4
+"""Reading goes on when no more than this is left."""
+
+
+class OpenCall(Call):
+    """Call on an asyncio connection.
+
+    Args:
+        connection: carries it.
+        number: of the call on the connection.
+    """
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self.number = number
+        self._connection = connection
+        self._items: deque[Item] = deque()
+        self._held_bytes = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._on_over: Callable[[OpenCall], None] | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+
+    # ---------------------------------------------------------------- receiving
+
+    def take(self) -> Item | None:
+        """Return the next item, if it is there."""
+        if not self._items:
+            return None
+        item = self._items.popleft()
+        self._held_bytes -= len(item.payload)
+        if self._held_bytes <= HELD_BYTES_LOW:
+            self._connection.resume_reading()
+        return item
+
+    async def more(self) -> bool:
+        """Wait until :meth:`take` gives an item, or the call is over and all were taken.
+
+        Returns:
+            True if there is an item.
+        """
+        while not self._items:
+            if self.over:
+                return False
+            await self._wait()
+        return True
+
+    async def end(self) -> None:
+        """Wait until the call is over."""
+        while not self.over:
+            await self._wait()
+
+    def when_over(self, callback: Callable[[OpenCall], None]) -> None:
+        """Have a function called once by the event loop when the call is over."""
+        self._on_over = callback
+
+    async def _wait(self) -> None:
+        waiter = self._waiter = self._connection.loop.create_future()
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+
+    # ------------------------------------------------------------------ sending
+
+    def send_message(self, payload: bytes) -> None:
+        """Send a further request; nothing is sent if the call is over.
+
+        Raises:
+            StreamProtocolError: the server does not take so long a message.
+        """
+        self._connection.write(self._connection.calls.message(self.number, payload))
+
+    def send_content(self, content: bytes | memoryview) -> None:
+        """Send content of any length; nothing is sent if the call is over."""
+        connection = self._connection
+        calls = connection.calls
+        length = len(content)
+        if length <= calls.content_bytes_max:
+            connection.write_content(calls.content_header(self.number, length), content)
+            return
+        view = memoryview(content)
+        for begin in range(0, length, calls.content_bytes_max):
+            self.send_content(view[begin : begin + calls.content_bytes_max])
+
+    def send_end(self) -> None:
+        """Say that the call is whole. An append commits."""
+        self._connection.write(self._connection.calls.end(self.number))
+
+    async def drained(self) -> None:
+        """Wait while too much is unsent, and the call is not over."""
+        while self._connection.writing_paused and not self.over:
+            await self._connection.drained()
+
+    # ------------------------------------------------------------------- ending
+
+    def give_up(self) -> None:
+        """Abort it. The connection remains usable, or is dropped."""
+        if not self.over:
+            self._connection.give_up(self)
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def expire_after(self, timeout_s: float) -> None:
+        """Bound its time: then it ends as expired."""
+        self._deadline = self._connection.loop.call_later(timeout_s, self._expire, timeout_s)
+
+    def _expire(self, timeout_s: float) -> None:
+        if not self.over:
+            self._connection.give_up(self)
+            self.fail(Ended.EXPIRED, f"no answer within {timeout_s:g} s")
+
+    # -------------------------------------------------------- by its connection
+
+    def add(self, item: Item) -> bool:
+        """Add an item that arrived. Return True if too much is held now."""
+        self._items.append(item)
+        self._held_bytes += len(item.payload)
+        # A single item is the only response, or is taken by a caller that is about to run.
+        return self._held_bytes > HELD_BYTES_MAX and len(self._items) > 1
+
+    def drop_items(self) -> None:
+        """Drop what was not taken."""
+        self._items.clear()
+        self._held_bytes = 0
+
+    def finish(self, status: Status) -> None:
+        """End it by its STATUS. :meth:`wake` follows."""
+        self.status = status
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def wake(self) -> None:
+        """Wake the caller, if there is an item, or the call is over."""
+        if self._on_over is not None:
+            if self.over:
+                self._call_back()
+        elif self._waiter is not None and (self._items or self.over) and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def fail(self, ended: Ended, reason: str) -> None:
+        """End it without a STATUS."""
+        if self.ended is None:
+            self.ended = ended
+            self.reason = reason
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self._on_over is not None:
+            self._connection.loop.call_soon(self._call_back)
+        else:
+            self.wake()
+
+    def _call_back(self) -> None:
+        callback, self._on_over = self._on_over, None
+        if callback is not None:
+            callback(self)
+
 
 LOW_WATER_BYTES = 64 << 10
 """Bytes that the kernel gathers before it wakes us, in the middle of much content. Each wake-up

@@ -1,4 +1,13 @@
-"""Transport to brokers over any wire: the whole journal service.
+"""Routes of journals.
+
+Read in this order:
+
+- `routed`: the journal service over a wire.
+- `router`: broker, token and route of each call; the route of a journal's appends.
+- `route_cache`: routes as brokers sent them, and what is prepared for them.
+- `dispatcher`: the broker of a call. Pure.
+
+Transport to brokers over any wire: the whole journal service.
 
 A :class:`RoutedTransport` has a :class:`Router`, which chooses the broker of each call, and a wire,
 which carries one call to one broker and knows nothing of routes. Responses are validated where they
@@ -21,27 +30,28 @@ from gazette_sdk.protocol.authorization import Authorizer, FixedToken, authority
 from gazette_sdk.protocol.names import is_tls
 from gazette_sdk.protocol.rules import RPCS_BY_NAME, Rpc
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.routing.route_cache import DEFAULT_SIZE, DEFAULT_TTL_S, RouteCache
-from gazette_sdk.transport.routing.router import BrokerRoute, Router
-from gazette_sdk.transport.target import (
+from gazette_sdk.transport.router import (
+    DEFAULT_SIZE,
+    DEFAULT_TTL_S,
+    BrokerRoute,
+    RouteCache,
+    Router,
+)
+from gazette_sdk.transport.wire import (
     ANYWHERE,
+    CONNECT_TIMEOUT_S,
+    MAX_RECEIVE_BYTES,
+    RECONNECT_BACKOFF_MAX_S,
     AppendItem,
     Destination,
     ReadItem,
     ReplicateItem,
     Target,
-)
-from gazette_sdk.transport.wires.base import (
-    CONNECT_TIMEOUT_S,
-    MAX_RECEIVE_BYTES,
-    RECONNECT_BACKOFF_MAX_S,
+    Tls,
     Wire,
     WireChoice,
     WireOptions,
 )
-from gazette_sdk.transport.wires.tls import Tls
-
-__all__ = ["CHUNK_BYTES_KEY", "ROLLBACK_TIMEOUT_S", "RoutedTransport"]
 
 CHUNK_BYTES_KEY = "gazette-chunk-bytes"
 """Metadata that tells our own brokers what content per message this client takes. Brokers that

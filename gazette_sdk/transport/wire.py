@@ -1,0 +1,693 @@
+"""Items of reads and appends, and destinations of calls.
+
+Wires: carriers of calls to brokers.
+
+Read in this order:
+
+- `base`: the interface of a wire, its options, and the forms in which it takes an append.
+- `call_status`, `tls`: errors of calls, certificates.
+- `grpc`: the wire that every Gazette broker speaks.
+- `stream`: the fast wire of this package, and the choice between the two.
+
+Certificates of a client.
+
+Errors of calls that ended with a gRPC status instead of a response.
+
+Items of a replication as requests, for wires that only carry those.
+
+Content of journals to and from protobuf, without protobuf's work.
+
+Content messages are by far the most bytes and the plainest messages: one length-delimited
+field, with an offset before it where they are read. Building and cutting them by hand spares
+two copies and the message object. Whatever is not exactly of that shape takes the general path.
+
+To which broker a call goes: a pure choice over routes and the health of connections.
+
+The preference order is that of client section 7. Zone outranks health on purpose: with every
+member of our own zone failed the call fails, and is tried again with a fresh route, rather than
+paying for traffic across zones.
+
+Interface of a wire: calls to brokers that were chosen already. A wire has no routes.
+
+A wire takes an append in one of three ways:
+
+- :meth:`WireChoice.try_pipeline` and :meth:`Wire.open_pipeline`: appends whose content is at hand,
+  several in flight, answered in order;
+- :meth:`Wire.append`: content that is sent as it comes;
+- :class:`InlineSender`: a small append from plain code, without an event loop. Not every wire has
+  one.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from google.protobuf.message import Message
+
+from gazette_sdk.errors import (
+    CallCancelledError,
+    CallError,
+    ConfigurationError,
+    CorruptFragmentError,
+    DeadlineExceededError,
+    FragmentNotFoundError,
+    GazetteError,
+    StoreAuthorizationError,
+    StoreError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.durations import decode_varint, encode_varint
+from gazette_sdk.protocol.rules import SERVICE as BROKER_SERVICE
+from gazette_sdk.protocol.rules import Rpc
+
+ReadItem: TypeAlias = pb.ReadResponse | bytes
+"""Item of a read: metadata (a response without content), or content which continues at the
+offset where the item before it ended (a metadata item's ``offset``, or the end of content)."""
+
+AppendItem: TypeAlias = pb.AppendRequest | bytes
+"""Item of an append. In order: the request that names the journal, non-empty chunks of
+content, and an *empty* ``AppendRequest()``, which commits. Ending without it rolls back."""
+
+ReplicateItem: TypeAlias = pb.ReplicateRequest | bytes
+"""Item of a replication: a proposal, or non-empty content that follows the content since the last
+proposal. Requests with content, which other implementations send, name their place themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Brokers to which a call may go.
+
+    Attributes:
+        route: the journal's route, if the caller has one; the transport picks a member.
+        member: exactly this member.
+    """
+
+    route: pb.Route | None = None
+    member: pb.ProcessSpec.ID | None = None
+
+
+ANYWHERE = Target()
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Broker that can be dialled. The configured service address is :data:`SERVICE`."""
+
+    zone: str
+    suffix: str
+    endpoint: str
+
+
+SERVICE = Peer("", "", "")
+
+
+class Destination(NamedTuple):
+    """Broker, journal and token of one call.
+
+    Attributes:
+        rpc: which call.
+        journal: the journal it is about.
+        peer: the broker.
+        where: the broker in words.
+        authorization: the call's ``authorization``, where one is needed.
+        metadata: further metadata of a call over gRPC.
+    """
+
+    rpc: Rpc
+    journal: str | None
+    peer: Peer
+    where: str
+    authorization: str | None
+    metadata: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Certificates of a client.
+
+    Attributes:
+        trusted_ca_file: PEM file of authorities that sign server certificates; empty for the
+            system's.
+        cert_file: PEM file of the client's own certificate, where servers require one.
+        cert_key_file: PEM file of its key.
+    """
+
+    trusted_ca_file: str = ""
+    cert_file: str = ""
+    cert_key_file: str = ""
+
+    def content(self, path: str) -> bytes | None:
+        """Return the content of one of the files; ``None`` for an empty path.
+
+        Raises:
+            ConfigurationError: it cannot be read.
+        """
+        if not path:
+            return None
+        try:
+            return Path(path).read_bytes()
+        except OSError as error:
+            raise ConfigurationError(f"cannot read the PEM file {path}: {error}") from error
+
+    def stamps(self) -> tuple[int, ...]:
+        """Return the times of modification of the files, 0 for a missing one."""
+        found = []
+        for path in (self.trusted_ca_file, self.cert_file, self.cert_key_file):
+            try:
+                found.append(Path(path).stat().st_mtime_ns if path else 0)
+            except OSError:
+                found.append(0)
+        return tuple(found)
+
+    def context(self, protocols: Sequence[str]) -> ssl.SSLContext:
+        """Return the context for connections of the stream transport.
+
+        Args:
+            protocols: names to offer by ALPN, the best first.
+
+        Raises:
+            ConfigurationError: a file cannot be used.
+        """
+        for path in (self.trusted_ca_file, self.cert_file, self.cert_key_file):
+            self.content(path)  # names the file that cannot be read
+        try:
+            context = ssl.create_default_context(cafile=self.trusted_ca_file or None)
+            if self.cert_file:
+                context.load_cert_chain(self.cert_file, self.cert_key_file or None)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigurationError(
+                f"the client's certificates ({self}) cannot be used: {error}"
+            ) from error
+        context.set_alpn_protocols(list(protocols))
+        return context
+
+
+_STORE_ERRORS = {
+    kind.__name__: kind
+    for kind in (StoreError, StoreAuthorizationError, FragmentNotFoundError, CorruptFragmentError)
+}
+
+
+def call_error(
+    code: str,
+    details: str,
+    *,
+    method: str,
+    where: str,
+    journal: str | None,
+    kind: str = "",
+    service: str = BROKER_SERVICE,
+) -> GazetteError:
+    """Return the error of a call.
+
+    Args:
+        code: name of the gRPC code.
+        details: the server's text, or that of the gRPC library.
+        method: name of the call.
+        where: which broker it was sent to, in words.
+        journal: the journal it is about.
+        kind: class of the broker's error, where it sent one.
+        service: full name of the service that was called. Only brokers serve journals.
+    """
+    text = f"{method} at {where}: {details or code}"
+    if code == "UNKNOWN" and kind in _STORE_ERRORS:
+        return _STORE_ERRORS[kind](text, journal=journal)
+    if code == "UNAVAILABLE":
+        return UnavailableError(text, journal=journal)
+    if code == "UNAUTHENTICATED":
+        return UnauthenticatedError(
+            f"{text}; give the client the cluster's auth keys, or a token with the capability",
+            journal=journal,
+        )
+    if code == "DEADLINE_EXCEEDED":
+        return DeadlineExceededError(text, journal=journal)
+    if code == "CANCELLED":
+        return CallCancelledError(text, journal=journal)
+    if code == "UNIMPLEMENTED":
+        process = "broker" if service == BROKER_SERVICE else "consumer"
+        text += f"; is this the address of a Gazette {process}?"
+    return CallError(text, code=code, journal=journal)
+
+
+async def as_requests(items: AsyncIterator[ReplicateItem]) -> AsyncIterator[pb.ReplicateRequest]:
+    """Yield items with content as requests: with its distance to the last proposal."""
+    delta = 0
+    async for item in items:
+        if isinstance(item, bytes):
+            yield pb.ReplicateRequest(content=item, content_delta=delta)
+            delta += len(item)
+        else:
+            yield item
+            delta = 0 if item.HasField("proposal") else delta + len(item.content)
+
+
+Chunk: TypeAlias = tuple[int, bytes]
+"""Offset and content of a read message which has nothing else."""
+
+_APPEND_CONTENT_TAG = b"\x22"  # AppendRequest.content: field 4, length-delimited
+_READ_OFFSET_TAG = 0x18  # ReadResponse.offset: field 3, varint
+_READ_CONTENT_TAG = 0x3A  # ReadResponse.content: field 7, length-delimited
+
+
+def content_request(content: bytes) -> bytes:
+    """Encode ``AppendRequest(content=content)``."""
+    return b"".join((_APPEND_CONTENT_TAG, encode_varint(len(content)), content))
+
+
+def encode_append_item(item: AppendItem) -> bytes:
+    """Encode one item of an append.
+
+    An empty chunk of content would mean commit: callers never send one.
+    """
+    if isinstance(item, pb.AppendRequest):
+        return item.SerializeToString()
+    assert len(item) > 0
+    return content_request(item)
+
+
+def decode_read_response(data: bytes) -> pb.ReadResponse | Chunk:
+    """Decode a message of a read: its offset and content if it has nothing else."""
+    offset, at = 0, 0
+    if data and data[0] == _READ_OFFSET_TAG:
+        offset, at = decode_varint(data, 1)
+    if offset >= 0 and at < len(data) and data[at] == _READ_CONTENT_TAG:
+        length, at = decode_varint(data, at + 1)
+        if length > 0 and at + length == len(data):
+            return offset, data[at:]
+    return pb.ReadResponse.FromString(data)
+
+
+class Health(enum.IntEnum):
+    """State of a connection, in order of preference."""
+
+    READY = 0
+    CONNECTING = 1
+    IDLE = 2
+    FAILED = 3
+
+
+class Action(enum.Enum):
+    """Action for the chosen peer."""
+
+    USE = "use"
+    WAIT = "wait until it is connected"
+    FAIL = "forget the route and fail as unavailable"
+
+
+def where(peer: Peer, address: str) -> str:
+    """A peer in words, for messages of errors.
+
+    Args:
+        peer: the peer.
+        address: the service address.
+    """
+    if peer == SERVICE:
+        return address
+    return f"broker {peer.zone}/{peer.suffix} ({peer.endpoint})"
+
+
+def candidates(target: Target, *, needs_primary: bool) -> list[Peer]:
+    """The peers that may serve a call, in route order; the service address when there is none.
+
+    Members whose endpoint is empty are passed over: their key has vanished, or the other side
+    never learned their address.
+
+    Args:
+        target: the route and the exact member which the caller names.
+        needs_primary: only the route's primary will do.
+
+    Raises:
+        UnavailableError: an exact member is wanted whose endpoint the route does not tell.
+    """
+    route = target.route
+    peers = _members_of(route) if route is not None else []
+    if target.member is not None:
+        wanted = (target.member.zone, target.member.suffix)
+        for peer in peers:
+            if peer.endpoint and (peer.zone, peer.suffix) == wanted:
+                return [peer]
+        raise UnavailableError(
+            f"no endpoint is known of broker {wanted[0]}/{wanted[1]}; it may have just left"
+        )
+    if needs_primary and route is not None:
+        peers = [peers[route.primary]] if 0 <= route.primary < len(peers) else []
+    return [peer for peer in peers if peer.endpoint] or [SERVICE]
+
+
+def members_of(route: pb.Route) -> list[Peer]:
+    """Return the members of a route whose endpoints it tells."""
+    return [peer for peer in _members_of(route) if peer.endpoint]
+
+
+def _members_of(route: pb.Route) -> list[Peer]:
+    if len(route.endpoints) != len(route.members):
+        return []
+    return [
+        Peer(member.zone, member.suffix, endpoint)
+        for member, endpoint in zip(route.members, route.endpoints, strict=True)
+    ]
+
+
+def choose(peers: Sequence[Peer], zone: str, health_of: Callable[[Peer], Health]) -> Peer:
+    """The best of ``peers`` for a client in ``zone``; ties keep the earlier."""
+    if len(peers) == 1:
+        return peers[0]
+
+    def rank(peer: Peer) -> tuple[bool, Health]:
+        return (peer.zone != zone, health_of(peer))
+
+    return min(peers, key=rank)
+
+
+def action_for(peer: Peer, health: Health) -> Action:
+    """Return the action for a peer. The service address is waited for, as it has no other."""
+    if health is Health.READY:
+        return Action.USE
+    if health is Health.FAILED and peer != SERVICE:
+        return Action.FAIL
+    return Action.WAIT
+
+
+class Marks:
+    """Mark and sweep over connections: what one full period did not use may be closed.
+
+    The service address is never swept, nor a peer with a call under way.
+    """
+
+    def __init__(self) -> None:
+        self._used: set[Peer] = set()
+        self._calls: dict[Peer, int] = {}
+
+    def begin(self, peer: Peer) -> None:
+        """A call to ``peer`` begins."""
+        self._used.add(peer)
+        self._calls[peer] = self._calls.get(peer, 0) + 1
+
+    def end(self, peer: Peer) -> None:
+        """A call to ``peer`` ended."""
+        calls = self._calls[peer] - 1
+        assert calls >= 0
+        if calls:
+            self._calls[peer] = calls
+        else:
+            del self._calls[peer]
+
+    def sweep(self, peers: Iterable[Peer]) -> list[Peer]:
+        """End a period: those of ``peers`` which it did not use."""
+        unused = [
+            peer
+            for peer in peers
+            if peer != SERVICE and peer not in self._used and peer not in self._calls
+        ]
+        self._used.clear()
+        return unused
+
+
+MAX_RECEIVE_BYTES = 16 << 20
+"""Greatest message a client accepts (client section 1)."""
+
+CONNECT_TIMEOUT_S = 10.0
+"""Bound of the wait for a broker to be reachable: enough for one that is just starting."""
+
+RECONNECT_BACKOFF_MAX_S = 5.0
+"""Longest wait between two dials of a lost connection."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireOptions:
+    """Options of the connections of a transport.
+
+    See :class:`~gazette_sdk.transport.broker.RoutedTransport`.
+    """
+
+    address: str
+    tls: Tls
+    max_receive_bytes: int
+    reconnect_backoff_max_s: float
+    connect_timeout_s: float
+    read_chunk_bytes: int | None
+    call_timeout_s: float
+
+
+Answered: TypeAlias = Callable[[pb.AppendResponse | Exception], None]
+"""Takes the response of an append, of any status, or the error with which it ended. A callback of
+the event loop."""
+
+
+class PreparedAppend(NamedTuple):
+    """Append whose broker, token and encoded opening request are known.
+
+    Attributes:
+        to: the broker, and the token.
+        request: the opening request, valid, as it is sent.
+        encoded: the same, encoded.
+    """
+
+    to: Destination
+    request: pb.AppendRequest
+    encoded: bytes
+
+
+class AppendPipeline(abc.ABC):
+    """Appends to one broker over one connection, answered in order.
+
+    An append is written only if the one that was begun before it, and was in flight, was written.
+    When none is in flight any more, the connection goes back to its pool and the pipeline is over.
+    All methods belong to the event loop on which the pipeline was opened.
+
+    Whoever opens a pipeline begins an append before it suspends, or calls :meth:`close`.
+
+    Attributes:
+        peer: the broker.
+    """
+
+    __slots__ = ()
+
+    peer: Peer
+
+    @property
+    @abc.abstractmethod
+    def in_flight(self) -> int:
+        """The number of appends that are not answered yet."""
+
+    @property
+    @abc.abstractmethod
+    def can_begin(self) -> bool:
+        """True if a further append can begin now.
+
+        The connection is usable, fewer appends than its capacity are in flight, and the content
+        of earlier appends has left.
+        """
+
+    @abc.abstractmethod
+    def begin(self, append: PreparedAppend, content: Sequence[bytes], answered: Answered) -> None:
+        """Send an append. Only if :attr:`can_begin`.
+
+        Small content is one write. More content leaves in the background, with back-pressure.
+
+        Args:
+            append: what precedes the content; it goes to the broker of this pipeline.
+            content: pieces of content, none of them empty.
+            answered: called once, in the order of the appends.
+
+        Raises:
+            CallError: the request is too long for the broker. Nothing of it was sent.
+        """
+
+    @abc.abstractmethod
+    def when_ready(self, callback: Callable[[], None]) -> None:
+        """Have a function called once the content that is leaving has left, or its append ended.
+
+        It is called by the event loop. Check :attr:`can_begin` then: the connection may have been
+        lost. A later function replaces an earlier one. Nothing calls it where no content is
+        leaving: then only answers change :attr:`can_begin`.
+        """
+
+    @abc.abstractmethod
+    def give_up(self) -> None:
+        """Drop the answers of the appends in flight: no :data:`Answered` is called any more.
+
+        The appends may be written nevertheless.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Return the connection of a pipeline on which nothing was begun."""
+
+
+class BlockingCall(abc.ABC):
+    """Append that plain code sent on a blocking connection. It has one user at a time."""
+
+    __slots__ = ()
+
+    @property
+    @abc.abstractmethod
+    def over(self) -> bool:
+        """True if the append has ended, well or badly."""
+
+    @abc.abstractmethod
+    def wait(self, timeout_s: float | None) -> bool:
+        """Block until the append has ended. An interruption ends it.
+
+        Args:
+            timeout_s: seconds to wait; None for any time.
+
+        Returns:
+            True if it has ended.
+        """
+
+    @abc.abstractmethod
+    async def finish(self) -> None:
+        """Wait on the running event loop until the append has ended. Cancelling ends it."""
+
+    @abc.abstractmethod
+    def response(self) -> pb.AppendResponse:
+        """Return the response, of whatever status, of an append that has ended.
+
+        Raises:
+            CallError: it ended without a response; it may have committed.
+        """
+
+    @abc.abstractmethod
+    def interrupt(self) -> None:
+        """End the append soon, from any thread: the thread that waits sees it fail."""
+
+    @abc.abstractmethod
+    def give_up(self, reason: str) -> None:
+        """End the append now, if it has not ended. It may commit nevertheless."""
+
+
+class InlineSender(abc.ABC):
+    """Sender of small appends of plain code, on the caller's own thread."""
+
+    @abc.abstractmethod
+    def append(self, to: Destination, opening: bytes, content: bytes) -> BlockingCall | None:
+        """Send a whole append, without waiting. If this raises, nothing of it was sent.
+
+        Args:
+            to: the broker; not the service address.
+            opening: the encoded request that names the journal.
+            content: not empty, and of one frame.
+
+        Returns:
+            The append; ``None`` if no blocking connection is idle: :meth:`prepare` opens one.
+
+        Raises:
+            CallError: the append is too long for the broker.
+            ClosedError: the transport is closed.
+        """
+
+    @abc.abstractmethod
+    def prepare(self, to: Destination) -> None:
+        """Open a blocking connection, unless there are enough. Blocks for a bounded time.
+
+        Raises:
+            UnavailableError: the broker cannot be reached that way, or could not be reached lately.
+            ConfigurationError: a certificate cannot be used.
+            ClosedError: the transport is closed.
+        """
+
+
+class WireChoice(abc.ABC):
+    """Wires of one transport, and the choice of one for each broker.
+
+    Attributes:
+        inline: sends appends of plain code, where a wire can do that.
+    """
+
+    inline: InlineSender | None = None
+
+    @abc.abstractmethod
+    def health(self, peer: Peer) -> Health:
+        """Return the state of the connections to a peer; one that was never dialled is idle."""
+
+    @abc.abstractmethod
+    async def choose(self, peer: Peer, *, is_lasting: bool = False) -> Wire:
+        """Return the wire for a call to a broker.
+
+        Args:
+            peer: the broker.
+            is_lasting: True for a read, a watch or a replication, which keep a connection busy.
+
+        Raises:
+            UnavailableError: the broker cannot be reached.
+            ClosedError: the transport is closed.
+            ConfigurationError: a certificate cannot be used.
+        """
+
+    @abc.abstractmethod
+    def try_pipeline(self, to: Destination) -> AppendPipeline | None:
+        """Return a pipeline on a connection at hand, without waiting; None if there is none."""
+
+    def unavailable(self, peer: Peer) -> None:  # noqa: B027 - most have nothing to forget
+        """Note that a call to a broker ended as unavailable."""
+
+    def prepare_inline(self, to: Destination) -> None:
+        """Open a connection for inline appends, if the broker's wire has any.
+
+        Raises what :meth:`InlineSender.prepare` does.
+        """
+        if self.inline is not None:
+            self.inline.prepare(to)
+
+    @abc.abstractmethod
+    async def aclose(self) -> None:
+        """Close all connections. Calls under way are cancelled."""
+
+
+class Wire(WireChoice):
+    """Carrier of calls to brokers that were chosen already.
+
+    Requests are valid when they come here. Calls that end without a response raise a
+    :class:`~gazette_sdk.errors.CallError`.
+    """
+
+    async def choose(self, peer: Peer, *, is_lasting: bool = False) -> Wire:  # noqa: ARG002
+        """See :meth:`WireChoice.choose`: there is only this one."""
+        return self
+
+    @abc.abstractmethod
+    async def unary(self, to: Destination, request: Message) -> Any:
+        """Make a call of one request and one response."""
+
+    @abc.abstractmethod
+    def list(self, to: Destination, request: pb.ListRequest) -> AsyncGenerator[pb.ListResponse]:
+        """Yield the messages of a listing or watch."""
+
+    @abc.abstractmethod
+    def read(
+        self, to: Destination, request: pb.ReadRequest
+    ) -> AsyncGenerator[pb.ReadResponse | Chunk | bytes]:
+        """Yield messages, content with its offset, and content that continues the item before."""
+
+    @abc.abstractmethod
+    async def append(
+        self, append: PreparedAppend, requests: AsyncIterator[AppendItem]
+    ) -> pb.AppendResponse:
+        """Make an append whose content is sent as it comes.
+
+        Args:
+            append: the opening request.
+            requests: those after it. An error that it raises rolls the append back.
+        """
+
+    @abc.abstractmethod
+    async def open_pipeline(self, to: Destination) -> AppendPipeline:
+        """Return a pipeline; dials where need be. Raises what :meth:`WireChoice.choose` does."""
+
+    @abc.abstractmethod
+    def replicate(
+        self,
+        to: Destination,
+        opening: pb.ReplicateRequest,
+        requests: AsyncIterator[ReplicateItem],
+    ) -> AsyncGenerator[pb.ReplicateResponse]:
+        """Make a replication; ``requests`` are those after the opening one."""

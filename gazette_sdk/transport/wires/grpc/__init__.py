@@ -1,1 +1,0 @@
-"""Journals over gRPC: the wire that every Gazette broker speaks."""
