@@ -24,7 +24,7 @@ from typing import Any
 
 from measure import Figure, arguments, percentile, report
 
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.protocol import recoverylog_pb2 as pb
 from gazette_sdk.shard.recovery.fsm import FSM
 from gazette_sdk.shard.recovery.player import Player

@@ -18,7 +18,7 @@ from functools import partial
 from measure import Figure, arguments, cluster, in_turn, report
 
 from gazette_sdk import JsonMessage, Publisher, Reader, Transport, connect
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.shard.transaction.input import Input
 from gazette_sdk.shard.transaction.output import Output
 from gazette_sdk.transport.append.queue import AnyFuture, PendingAppend

@@ -17,8 +17,14 @@ from typing import Any
 import numpy as np
 
 from gazette_sdk.fragment import open_store
-from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
-from gazette_sdk.message.uuid import Stamp, build_uuid, new_producer_id
+from gazette_sdk.message.uuid import (
+    ACK_TXN,
+    CONTINUE_TXN,
+    OUTSIDE_TXN,
+    Stamp,
+    build_uuid,
+    new_producer_id,
+)
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path, sum_of
 

@@ -31,8 +31,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from gazette_sdk import Publisher, connect, mapping
-from gazette_sdk.message.flags import OUTSIDE_TXN
-from gazette_sdk.message.uuid import build_uuid
+from gazette_sdk.message.uuid import OUTSIDE_TXN, build_uuid
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path, sum_of
 from gazette_spark import GazetteDataSource

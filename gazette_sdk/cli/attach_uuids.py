@@ -13,8 +13,7 @@ from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cli.failure import CommandFailedError
 from gazette_sdk.cli.settings import ATTACH_UUIDS
 from gazette_sdk.errors import ConfigurationError
-from gazette_sdk.message.flags import OUTSIDE_TXN
-from gazette_sdk.message.uuid import Stamp, new_producer_id
+from gazette_sdk.message.uuid import OUTSIDE_TXN, Stamp, new_producer_id
 
 __all__ = ["Template", "lines_of", "run"]
 

@@ -12,17 +12,19 @@ In reading order:
 """
 
 from gazette_sdk.message import mapping
-from gazette_sdk.message.clock import Clock
+from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.envelope import Envelope
-from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
 from gazette_sdk.message.kinds import CsvRecord, JsonMessage
-from gazette_sdk.message.publishing.ending import PreparedTransaction
-from gazette_sdk.message.publishing.intents import AckIntents
-from gazette_sdk.message.publishing.publisher import Publisher
-from gazette_sdk.message.publishing.receipt import BatchReceipt, Receipt
-from gazette_sdk.message.publishing.transaction import Transaction, TransactionInDoubtError
-from gazette_sdk.message.reading.reader import Reader
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.message.outbox import AckIntents
+from gazette_sdk.message.publisher import Publisher
+from gazette_sdk.message.reader import Reader
+from gazette_sdk.message.receipt import BatchReceipt, Receipt
+from gazette_sdk.message.transaction import (
+    PreparedTransaction,
+    Transaction,
+    TransactionInDoubtError,
+)
+from gazette_sdk.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, Clock
 
 __all__ = [
     "ACK_TXN",

@@ -9,8 +9,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from gazette_sdk.errors import DecodeError
-from gazette_sdk.message.clock import time_of_clock
-from gazette_sdk.message.uuid import RawUuid, UuidParts, parse_uuid, uuid_of
+from gazette_sdk.message.uuid import RawUuid, UuidParts, parse_uuid, time_of_clock, uuid_of
 
 __all__ = ["Envelope"]
 
@@ -70,7 +69,7 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
 
     @property
     def flags(self) -> int:
-        """Part in a transaction, see :mod:`~gazette_sdk.message.flags`."""
+        """Part in a transaction, see :mod:`~gazette_sdk.message.uuid`."""
         return self.parts.flags
 
     @property

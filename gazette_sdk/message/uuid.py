@@ -3,39 +3,25 @@
 A message's UUID is an RFC 4122 UUID of version 1: its time is the upper part of the producer's
 clock, its clock sequence holds the clock's lowest four bits and the flags, and its node is the
 producer.
+
+Clocks of producers, which order their messages (message section 2).
+
+Flags of a message's UUID: the part of the message in a transaction (message section 3).
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import threading
 import time
 import uuid
 from binascii import unhexlify
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-
-from gazette_sdk.message.clock import TICK, UNIX_EPOCH
-from gazette_sdk.message.flags import FLAGS_MAX
-
-__all__ = [
-    "PRODUCER_BYTES",
-    "TEXT_BYTES",
-    "ZERO_UUID",
-    "RawUuid",
-    "Stamp",
-    "UuidParts",
-    "build_uuid",
-    "is_uuid_text",
-    "new_producer_id",
-    "parse_raw_uuid",
-    "parse_uuid",
-    "uuid_of",
-    "uuid_of_bytes",
-    "uuid_of_text",
-]
 
 PRODUCER_BYTES = 6
 """Length of a producer id."""
@@ -66,7 +52,7 @@ class UuidParts(NamedTuple):
     Attributes:
         producer: id of its producer, six bytes.
         clock: the producer's clock, 64 bits; orders the producer's messages.
-        flags: its part in a transaction, see :mod:`~gazette_sdk.message.flags`.
+        flags: its part in a transaction, see :mod:`~gazette_sdk.message.uuid`.
     """
 
     producer: bytes
@@ -295,3 +281,92 @@ class Stamp:
         self._number = value.int
         self._constant = constant
         self._tail_flags = self.flags
+
+
+TICK = 160
+"""One tick of a clock: a microsecond, in units of 100 ns that are shifted by four bits."""
+
+UNIX_EPOCH = 122_192_928_000_000_000
+"""Time from 1582-10-15, the epoch of UUIDs, to 1970-01-01, in units of 100 ns."""
+
+_MASK = (1 << 64) - 1
+
+
+def clock_of_unix_ns(unix_ns: int) -> int:
+    """Return the clock at a time in nanoseconds since 1970."""
+    return ((unix_ns // 100 + UNIX_EPOCH) << 4) & _MASK
+
+
+def clock_of_time(time: datetime) -> int:
+    """Return the least clock of a time, which has a time zone; times before 1970 are 1970."""
+    micros = (time - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    return clock_of_unix_ns(max(0, micros) * 1000)
+
+
+def unix_100ns_of_clock(clock: int) -> int:
+    """Return the time of a clock, in units of 100 ns since 1970."""
+    return (clock >> 4) - UNIX_EPOCH
+
+
+def time_of_clock(clock: int) -> datetime:
+    """Return the time of a clock, in UTC, rounded down to a microsecond.
+
+    Raises:
+        OverflowError: the time is after the year 9999.
+    """
+    micros = unix_100ns_of_clock(clock) // 10
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
+
+
+class Clock:
+    """Clock that never goes back. Publishers and threads may share it.
+
+    Args:
+        value: its first value.
+
+    Attributes:
+        value: its value, 64 bits.
+    """
+
+    __slots__ = ("_lock", "value")
+
+    def __init__(self, value: int = 0) -> None:
+        self.value = value
+        self._lock = threading.RLock()  # a signal handler may publish within
+
+    def update(self, unix_ns: int) -> None:
+        """Advance to a time in nanoseconds since 1970, unless the clock is later."""
+        candidate = clock_of_unix_ns(unix_ns)
+        with self._lock:
+            self.value = max(self.value, candidate)
+
+    def tick(self, count: int = 1) -> int:
+        """Advance by one microsecond, ``count`` times; return the value after the first."""
+        with self._lock:
+            first = (self.value + TICK) & _MASK
+            self.value = (self.value + count * TICK) & _MASK
+            return first
+
+    def unlock(self) -> None:
+        """Replace the lock in a forked child, as another thread of the parent may have held it."""
+        self._lock = threading.RLock()  # a signal handler may publish within
+
+
+OUTSIDE_TXN = 0x0
+"""Not part of a transaction: committed by its own presence."""
+
+CONTINUE_TXN = 0x1
+"""Opens or continues a transaction: committed by a later acknowledgement."""
+
+ACK_TXN = 0x2
+"""Acknowledges the producer's transaction in this journal, or rolls it back."""
+
+FLAGS_MAX = 0x3FF
+"""Flags have ten bits."""
+
+_NAMES = {OUTSIDE_TXN: "OUTSIDE_TXN", CONTINUE_TXN: "CONTINUE_TXN", ACK_TXN: "ACK_TXN"}
+
+
+def flags_text(flags: int) -> str:
+    """Return the name of ``flags``, which is one value and no set of bits: 3 is ``Flags(3)``."""
+    return _NAMES.get(flags) or f"Flags({flags:x})"

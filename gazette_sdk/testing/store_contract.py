@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint, ProducerState
+from gazette_sdk.message.checkpoint import Checkpoint, ProducerState
 from gazette_sdk.shard.recovery.file_change import (
     CreateFile,
     FileChange,

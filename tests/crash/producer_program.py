@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from crash.transactions import Message, Transaction
 from gazette_sdk.message import JsonMessage, Publisher
-from gazette_sdk.message.publishing.transaction import Transaction as Publishing
+from gazette_sdk.message.transaction import Transaction as Publishing
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.grpc import GrpcTransport
 from gazette_sdk.transport.loop import run

@@ -15,8 +15,8 @@ from examples.stream_sum.chunker import Chunker
 from examples.stream_sum.messages import SUMS, Sum, key_of
 from gazette_sdk import Reader, connect
 from gazette_sdk.errors import OffsetNotYetAvailableError
+from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.mapping import fnv1a32
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.transport import loop as sdk_loop
 
 __all__ = ["LATEST_S", "SumLoad", "VerifiedSum"]

@@ -12,7 +12,7 @@ import pytest
 import gazette_sdk
 from gazette_sdk import errors, message
 from gazette_sdk.errors import GazetteError
-from gazette_sdk.message.publishing.receipt import ReceiptTimeoutError
+from gazette_sdk.message.receipt import ReceiptTimeoutError
 from support.pages import ROOT
 
 DOCS = ROOT / "docs"

@@ -11,7 +11,7 @@ import base64
 import time
 
 from gazette_sdk import Reader
-from gazette_sdk.message.flags import ACK_TXN
+from gazette_sdk.message.uuid import ACK_TXN
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import recoverylog_pb2 as rpb

@@ -7,7 +7,7 @@ import base64
 import pytest
 
 from gazette_sdk import Reader
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.message.checkpoint import Checkpoint
 from support.memory_transport import MemoryTransport
 from support.protobuf_messages import Gram
 from support.sequencing import states

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
-from gazette_sdk.message.sequencing.run import Message
-from gazette_sdk.message.sequencing.sequencer import Sequencer
+from gazette_sdk.message.checkpoint import Checkpoint
+from gazette_sdk.message.runs import Message
+from gazette_sdk.message.sequencer import Sequencer
 from gazette_sdk.message.uuid import parse_uuid
 from support.sequencing import deliveries, run_of, states, with_open
 from support.vectors import golden

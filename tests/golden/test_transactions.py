@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gazette_sdk import shard
-from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint, ProducerState
+from gazette_sdk.message.checkpoint import Checkpoint, ProducerState
+from gazette_sdk.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.shard.transaction.consume import Consumer
 from gazette_sdk.shard.transaction.failure import BadRecords

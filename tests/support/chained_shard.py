@@ -14,7 +14,7 @@ from operator import length_hint
 
 from gazette_sdk import JsonMessage
 from gazette_sdk.errors import OffsetNotYetAvailableError
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.shard.transaction.input import Input
 from gazette_sdk.shard.transaction.output import Output

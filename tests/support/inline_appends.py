@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from gazette_sdk import Publisher, Reader
-from gazette_sdk.message.publishing.receipt import Receipt
+from gazette_sdk.message.receipt import Receipt
 from gazette_sdk.transport.append import appender
 from gazette_sdk.transport.append import appender as service
 from gazette_sdk.transport.append.appender import Sender

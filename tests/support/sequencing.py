@@ -7,11 +7,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
-from gazette_sdk.message.sequencing.run import Message, Run
-from gazette_sdk.message.sequencing.sequencer import Sequencer
-from gazette_sdk.message.sequencing.state import ReplayRange
+from gazette_sdk.message.checkpoint import Checkpoint
+from gazette_sdk.message.runs import Message, Run
+from gazette_sdk.message.sequencer import ReplayRange, Sequencer
+from gazette_sdk.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
 
 T = TypeVar("T")
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
-from gazette_sdk.message.sequencing.run import Message
-from gazette_sdk.message.sequencing.sequencer import Sequencer
-from gazette_sdk.message.uuid import build_uuid
+from gazette_sdk.message.runs import Message
+from gazette_sdk.message.sequencer import Sequencer
+from gazette_sdk.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid
 from support.memory_transport import MemoryTransport
 
 TICK = 160

@@ -14,8 +14,8 @@ import pytest
 
 import gazette_sdk
 from gazette_sdk import errors
-from gazette_sdk.message.publishing.publisher import Publisher
-from gazette_sdk.message.publishing.receipt import BatchReceipt, Receipt
+from gazette_sdk.message.publisher import Publisher
+from gazette_sdk.message.receipt import BatchReceipt, Receipt
 from gazette_sdk.transport import loop
 
 ROOT = Path(gazette_sdk.__file__).parent

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gazette_sdk.errors import ConfigurationError, DecodeError
-from gazette_sdk.message.reading.delivery import HORIZON_S
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint, ProducerState
-from gazette_sdk.message.sequencing.state import age_threshold
+from gazette_sdk.message.checkpoint import Checkpoint, ProducerState
+from gazette_sdk.message.delivery import HORIZON_S
+from gazette_sdk.message.sequencer import age_threshold
 
 __all__ = ["Position", "StreamOffset"]
 

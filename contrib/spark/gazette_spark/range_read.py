@@ -16,11 +16,11 @@ from pyspark.sql.types import StructType
 
 from gazette_sdk import JsonMessage, Reader
 from gazette_sdk.errors import ConfigurationError, DecodeError, FramingError, GazetteError
-from gazette_sdk.message.columns.conversion import holds_required
-from gazette_sdk.message.columns.metadata import data_fields
-from gazette_sdk.message.flags import ACK_TXN
-from gazette_sdk.message.reading.batch_reader import OnError
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.message.batch_reader import OnError
+from gazette_sdk.message.checkpoint import Checkpoint
+from gazette_sdk.message.columns.batches import data_fields
+from gazette_sdk.message.columns.schema import holds_required
+from gazette_sdk.message.uuid import ACK_TXN
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import Transport
 from gazette_sdk.transport import loop as sdk_loop

@@ -12,7 +12,7 @@ import pyarrow as pa
 from gazette_sdk.errors import ConfigurationError, JournalNotFoundError, ValidationError
 from gazette_sdk.framing.registry import framing_for
 from gazette_sdk.message import CsvRecord, mapping
-from gazette_sdk.message.kinds.json_kind import KEY
+from gazette_sdk.message.kinds.json import KEY
 from gazette_sdk.message.mapping import SelectorMapping
 from gazette_sdk.protocol.labels import CONTENT_TYPE, value_of
 from gazette_sdk.transport import Transport

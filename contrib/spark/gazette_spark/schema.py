@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from gazette_sdk import Reader
 from gazette_sdk.errors import ConfigurationError
-from gazette_sdk.message.columns.message_schema import schema_of as arrow_schema_of
+from gazette_sdk.message.columns.schema import schema_of as arrow_schema_of
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_spark.content import JournalContent
 from gazette_spark.options import Options, load_message

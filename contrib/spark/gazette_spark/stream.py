@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from gazette_sdk.errors import ConfigurationError, GazetteError
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_spark.admission import admitted
 from gazette_spark.content import JournalContent, Piece

@@ -16,7 +16,7 @@ from gazette_sdk.cli.bench.verify import Ledger, journal_of
 from gazette_sdk.cli.progress import Progress
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.message import Publisher
-from gazette_sdk.message.publishing.receipt import BatchReceipt, Receipt
+from gazette_sdk.message.receipt import BatchReceipt, Receipt
 
 __all__ = ["Sending", "open_publisher", "publish"]
 

@@ -1,48 +1,234 @@
-"""Decoders of journals to rows of record batches, by the form of their messages.
+"""CSV records to columns: the schema's columns are the fields behind the UUID, by their places.
+
+Protobuf messages to columns: each column at once, of the fields that are wanted.
+
+Decoders of journals to rows of record batches, by the form of their messages.
 
 All work on a chunk of whole frames at a time, never on a single message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pcsv
 import pydantic
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from gazette_sdk.framing import Csv, Cut, Framing
-from gazette_sdk.message.columns.conversion import first_lacking, holds_required
-from gazette_sdk.message.columns.csv_columns import CsvColumns
-from gazette_sdk.message.columns.json_columns import JsonColumns
-from gazette_sdk.message.columns.json_objects import BytesForm
-from gazette_sdk.message.columns.lines import Lines
-from gazette_sdk.message.columns.metadata import (
+from gazette_sdk.framing import Csv, Cut, Frames, Framing
+from gazette_sdk.framing.base import Buffer
+from gazette_sdk.message.batch_reader import ContentDecoder, framing_and_kind
+from gazette_sdk.message.columns.batches import (
     MISFITS,
+    Row,
+    Rows,
     assembled,
     data_fields,
     first_misfit,
     misfit_error,
+    text_column,
     uuid_column,
 )
-from gazette_sdk.message.columns.protobuf_columns import ProtobufColumns
-from gazette_sdk.message.columns.rows import Row, Rows
-from gazette_sdk.message.flags import ACK_TXN
+from gazette_sdk.message.columns.json import BytesForm, JsonColumns, Lines, matrix_of
+from gazette_sdk.message.columns.schema import first_lacking, holds_required, timestamps
 from gazette_sdk.message.kinds import Kind
-from gazette_sdk.message.kinds.json_kind import JsonKind
-from gazette_sdk.message.reading.content_queue import Opened
-from gazette_sdk.message.reading.journal_decoder import ContentDecoder, framing_and_kind
-from gazette_sdk.message.sequencing.run import (
+from gazette_sdk.message.kinds.json import JsonKind
+from gazette_sdk.message.plan import Opened
+from gazette_sdk.message.runs import (
     NO_OFFSETS,
     NO_STAMPS,
     Run,
     Stamps,
+    parse_text_uuids,
     stamps_of,
     valid_stamps,
 )
+from gazette_sdk.message.uuid import ACK_TXN
 
-__all__ = ["ColumnDecoder", "column_decoder"]
+_UUID = "\0uuid"
+"""Name that no column of a schema has."""
+
+
+class CsvColumns:
+    """Parser of records to the columns of a schema.
+
+    Empty fields are null, except in columns of text.
+
+    Args:
+        schema: columns wanted, with their types. Fields behind those of the schema are
+            ignored; a record with fewer is bad.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._fields = data_fields(schema)
+        self._wants_uuids = "_uuid" in schema.names
+
+    def read(
+        self, buffer: Buffer, frames: Frames
+    ) -> tuple[Stamps, dict[str, Any], pa.Array | None] | None:
+        """Return stamps, columns and UUIDs of all records; None if one may be bad."""
+        fields = self._fields
+        content = pa.py_buffer(buffer).slice(frames.begins[0], frames.ends[-1] - frames.begins[0])
+        names = [_UUID, *(field.name for field in fields)]
+        found = _field_count(bytes(buffer[frames.begins[0] : frames.ends[0]]))
+        if found < len(names):
+            return None
+        names += [f"\0{at}" for at in range(len(names), found)]
+        parsed = {
+            field.name: pa.string() if pa.types.is_timestamp(field.type) else field.type
+            for field in fields
+        }
+        types = {_UUID: pa.string(), **parsed}
+        try:
+            table = pcsv.read_csv(
+                pa.BufferReader(content),
+                read_options=pcsv.ReadOptions(
+                    use_threads=False, block_size=max(content.size, 1), column_names=names
+                ),
+                parse_options=pcsv.ParseOptions(newlines_in_values=True),
+                convert_options=pcsv.ConvertOptions(
+                    column_types=types,
+                    include_columns=list(types),
+                    null_values=[""],
+                    strings_can_be_null=False,
+                ),
+            )
+        except (*MISFITS, KeyError):  # to be found one by one
+            return None
+        if table.num_rows != len(frames):
+            return None
+        columns = {name: table.column(name).combine_chunks() for name in types}
+        uuids = columns.pop(_UUID)
+        try:
+            for field in fields:
+                if pa.types.is_timestamp(field.type):
+                    columns[field.name] = _cast(columns[field.name], field.type)
+        except pa.ArrowInvalid:
+            return None
+        texts = matrix_of(uuids)
+        stamps = parse_text_uuids(texts) if texts is not None else None
+        if texts is None or stamps is None:
+            return None
+        return stamps, columns, text_column(texts) if self._wants_uuids else None
+
+    def convert(self, records: Sequence[list[str]]) -> dict[str, pa.Array]:
+        """Return the columns of records whose fields were parsed already.
+
+        Raises:
+            ArrowInvalid: or another of pyarrow's errors: a field does not fit its column's type.
+            ValueError: a record has too few fields.
+        """
+        columns = {}
+        for place, field in enumerate(self._fields, start=1):
+            try:
+                texts: list[str | None] = [record[place] for record in records]
+            except IndexError:
+                raise ValueError(
+                    f"the schema names {len(self._fields)} columns, but behind its UUID the"
+                    f" record has {min(map(len, records)) - 1}"
+                ) from None
+            if not pa.types.is_string(field.type):
+                texts = [text or None for text in texts]
+            columns[field.name] = _cast(pa.array(texts, type=pa.string()), field.type)
+        return columns
+
+
+def _cast(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return texts as a type; of a timestamp, an empty one is null."""
+    if pa.types.is_timestamp(kind):
+        return timestamps(pc.if_else(pc.equal(texts, ""), None, texts), kind)
+    return texts.cast(kind)
+
+
+def _field_count(record: bytes) -> int:
+    """Return the number of a well-formed record's fields."""
+    content = np.frombuffer(record, np.uint8)
+    inside = np.cumsum(content == ord('"'), dtype=np.int64) & 1
+    return 1 + int(((content == ord(",")) & (inside == 0)).sum())
+
+
+Getter = Callable[[Any], Any]
+
+
+class ProtobufColumns:
+    """Converter of messages of a generated class to columns.
+
+    Fields that are not set are null, or their defaults if they have no presence. Enums are
+    the names of their values, messages are structs, maps are maps.
+
+    Args:
+        descriptor: descriptor of the messages' class.
+        fields: columns wanted, with their types. One that is no field of the class is null.
+    """
+
+    def __init__(self, descriptor: Descriptor, fields: Iterable[pa.Field]) -> None:
+        known = descriptor.fields_by_name
+        self._columns = [
+            (field, _getter(known[field.name])) for field in fields if field.name in known
+        ]
+
+    def columns(self, messages: Sequence[Any]) -> dict[str, pa.Array]:
+        """Return the columns of messages, by name.
+
+        Raises:
+            ArrowInvalid: or another of pyarrow's errors: a field does not fit its column's type.
+        """
+        return {
+            field.name: pa.array(list(map(get, messages)), type=field.type)
+            for field, get in self._columns
+        }
+
+
+def _getter(field: FieldDescriptor) -> Getter:
+    """Return a function that reads a field of a message, as Arrow takes it."""
+    name = field.name
+    is_plain = field.message_type is None and field.enum_type is None
+    if is_plain and not field.is_repeated and not field.has_presence:
+        return attrgetter(name)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        value_of = _converter(field.message_type.fields_by_name["value"])
+        return lambda message: [
+            (key, value_of(value)) for key, value in getattr(message, name).items()
+        ]
+    convert = _converter(field)
+    if field.is_repeated:
+        return lambda message: [convert(each) for each in getattr(message, name)]
+    if field.has_presence:
+        return lambda message: convert(getattr(message, name)) if message.HasField(name) else None
+    return lambda message: convert(getattr(message, name))
+
+
+def _converter(field: FieldDescriptor) -> Getter:
+    """Return a function that converts one value of a field for Arrow."""
+    if field.enum_type is not None:
+        names = {number: value.name for number, value in field.enum_type.values_by_number.items()}
+        return lambda value: names.get(value, str(value))
+    if field.message_type is not None:
+        return _Struct(field.message_type)
+    return _itself
+
+
+class _Struct:
+    """Converter of messages to dicts. Its getters are made on first use: classes may recur."""
+
+    def __init__(self, descriptor: Descriptor) -> None:
+        self._descriptor = descriptor
+        self._getters: list[tuple[str, Getter]] | None = None
+
+    def __call__(self, message: Any) -> dict[str, Any]:
+        if self._getters is None:
+            self._getters = [(each.name, _getter(each)) for each in self._descriptor.fields]
+        return {name: get(message) for name, get in self._getters}
+
+
+def _itself(value: Any) -> Any:
+    return value
+
 
 M = TypeVar("M")
 

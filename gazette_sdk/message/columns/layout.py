@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gazette_sdk.message.columns.conversion import timestamps
+from gazette_sdk.message.columns.schema import timestamps
 
 __all__ = ["sliced_columns"]
 

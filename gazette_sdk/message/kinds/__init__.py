@@ -21,7 +21,7 @@ An adapter (:class:`Kind`) is found by class and form, see :func:`kind_of`. In r
 """
 
 from gazette_sdk.message.kinds.base import Decoded, JsonMessage, Kind, Spliced
-from gazette_sdk.message.kinds.csv_kind import CsvRecord
+from gazette_sdk.message.kinds.others import CsvRecord
 from gazette_sdk.message.kinds.registry import kind_of, validator_of
 
 __all__ = ["CsvRecord", "Decoded", "JsonMessage", "Kind", "Spliced", "kind_of", "validator_of"]

@@ -11,10 +11,10 @@ import msgspec
 import pydantic
 
 from gazette_sdk.errors import ValidationError
-from gazette_sdk.message.kinds import csv_kind, protobuf_kind
+from gazette_sdk.message.kinds import others as csv_kind
+from gazette_sdk.message.kinds import others as protobuf_kind
 from gazette_sdk.message.kinds.base import JsonMessage, Kind
-from gazette_sdk.message.kinds.json_kind import DictKind, TypedKind
-from gazette_sdk.message.kinds.pydantic_kind import PydanticKind
+from gazette_sdk.message.kinds.json import DictKind, PydanticKind, TypedKind
 
 __all__ = ["kind_of", "validator_of"]
 
@@ -81,7 +81,9 @@ def _no_class(given: object) -> ValidationError:
 
 def _made(message_type: type[M]) -> Kind[M]:
     found: Kind[M] | None = (
-        _json_kind(message_type) or protobuf_kind.find(message_type) or csv_kind.find(message_type)
+        _json_kind(message_type)
+        or protobuf_kind.find_protobuf(message_type)
+        or csv_kind.find_csv(message_type)
     )
     if found is None:
         raise ValidationError(

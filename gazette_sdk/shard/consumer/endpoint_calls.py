@@ -30,9 +30,8 @@ from gazette_sdk.errors import (
     UnavailableError,
     UserCodeError,
 )
-from gazette_sdk.message.mapping import Mapping, SelectorMapping
-from gazette_sdk.message.publishing.partitions import Watches
-from gazette_sdk.message.publishing.sender import AnyMapping
+from gazette_sdk.message.mapping import Mapping, SelectorMapping, Watches
+from gazette_sdk.message.sender import AnyMapping
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Capability, Claims, RequestedClaims

@@ -30,8 +30,8 @@ from gazette_sdk.errors import (
     UnauthenticatedError,
 )
 from gazette_sdk.journals.changes import list_named
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
-from gazette_sdk.message.sequencing.machine import RING_SIZE
+from gazette_sdk.message.checkpoint import Checkpoint
+from gazette_sdk.message.sequencer import RING_SIZE
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 
 from gazette_sdk.errors import ClosedError, ShardStoreError, UnreadableStateError
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint, ProducerState
+from gazette_sdk.message.checkpoint import Checkpoint, ProducerState
 from gazette_sdk.message.uuid import PRODUCER_BYTES
 from gazette_sdk.shard.recovery.file_change import (
     CreateFile,

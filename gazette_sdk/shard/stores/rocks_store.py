@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 from rocksdict import Rdict, WriteBatch
 
 from gazette_sdk.errors import ClosedError, ConfigurationError, DecodeError, ShardStoreError
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.shard.recovery.file_change import FileChange
 from gazette_sdk.shard.stores.base import (
     UNCOMMITTED_BYTES_MAX,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 from gazette_sdk.errors import ClosedError, DecodeError, ShardStoreError, UnreadableStateError
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.shard.recovery.file_change import FileChange
 from gazette_sdk.shard.stores.base import (
     UNCOMMITTED_PUTS_MAX,

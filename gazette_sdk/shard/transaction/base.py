@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from gazette_sdk.errors import GazetteError
+from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.mapping import Mapping as JournalMapping
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.shard.recovery.file_change import FileChange
 from gazette_sdk.transport.append.queue import AnyFuture

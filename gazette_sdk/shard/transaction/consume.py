@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.envelope import Envelope
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.stores.base import ValidatingStore
 from gazette_sdk.shard.transaction.base import InputLike, OutputLike, RecorderLike

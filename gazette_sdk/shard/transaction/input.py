@@ -13,16 +13,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gazette_sdk.errors import ConfigurationError, GazetteError
+from gazette_sdk.message.batch_reader import BatchReader, JournalDecoder, journal_decoder
+from gazette_sdk.message.checkpoint import Checkpoint
+from gazette_sdk.message.delivery import HORIZON_S, RING_BYTES_MAX, ListDelivery
 from gazette_sdk.message.envelope import Envelope
-from gazette_sdk.message.reading.batch_reader import BatchReader
-from gazette_sdk.message.reading.content_queue import Opened
-from gazette_sdk.message.reading.delivery import HORIZON_S, RING_BYTES_MAX
-from gazette_sdk.message.reading.journal_decoder import JournalDecoder, journal_decoder
-from gazette_sdk.message.reading.list_delivery import ListDelivery
-from gazette_sdk.message.reading.plan import Plan
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
-from gazette_sdk.message.sequencing.machine import RING_SIZE
-from gazette_sdk.message.sequencing.sequencer import Sequencer
+from gazette_sdk.message.plan import Opened, Plan
+from gazette_sdk.message.sequencer import RING_SIZE, Sequencer
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.names import validate_journal
 from gazette_sdk.transport.base import Transport

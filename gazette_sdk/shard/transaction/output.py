@@ -16,9 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gazette_sdk.errors import GazetteError, JournalNotFoundError
-from gazette_sdk.message.publishing.bulk import publish_batch
-from gazette_sdk.message.publishing.producer import Producer, Sequences
-from gazette_sdk.message.publishing.sender import AnyMapping, Sender
+from gazette_sdk.message.bulk import publish_batch
+from gazette_sdk.message.sender import AnyMapping, Producer, Sender, Sequences
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.transport.append.appender import JournalAppender

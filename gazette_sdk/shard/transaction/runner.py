@@ -30,7 +30,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gazette_sdk.errors import ClosedError, ConfigurationError, UnreadableStateError
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.application.handles import Shard
 from gazette_sdk.shard.transaction.async_consume import AsyncConsumer

@@ -9,9 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import yaml
 
-from gazette_sdk.message.clock import clock_of_time
-from gazette_sdk.message.flags import OUTSIDE_TXN
-from gazette_sdk.message.uuid import build_uuid
+from gazette_sdk.message.uuid import OUTSIDE_TXN, build_uuid, clock_of_time
 from support.tools import read_until, start_tool
 
 GAZCTL = "gazette_sdk.cli.gazctl"

@@ -22,9 +22,15 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.framing import framing_for
 from gazette_sdk.message import mapping
-from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
 from gazette_sdk.message.kinds import kind_of
-from gazette_sdk.message.uuid import Stamp, build_uuid, new_producer_id
+from gazette_sdk.message.uuid import (
+    ACK_TXN,
+    CONTINUE_TXN,
+    OUTSIDE_TXN,
+    Stamp,
+    build_uuid,
+    new_producer_id,
+)
 from integration.failures.journals import append, run, spec, wait_until_stored, within
 from integration.failures.reading import messages
 from support.protobuf_messages import Gram

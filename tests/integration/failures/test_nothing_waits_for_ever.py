@@ -16,7 +16,7 @@ from gazette_sdk.errors import (
     DeliveryTimeoutError,
     UnavailableError,
 )
-from gazette_sdk.message.publishing import publisher as publisher_module
+from gazette_sdk.message import publisher as publisher_module
 
 TIMEOUT_S = 0.5
 SOON_S = 5.0

@@ -20,7 +20,7 @@ from gazette_sdk.errors import (
     MappingError,
     UnavailableError,
 )
-from gazette_sdk.message.publishing.receipt import ReceiptTimeoutError
+from gazette_sdk.message.receipt import ReceiptTimeoutError
 from integration.failures.journals import TIMEOUT_S, append, read, run, spec, wait_until, within
 from support.services import free_port
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from gazette_sdk import Publisher, Reader, mapping
-from gazette_sdk.message.flags import ACK_TXN
+from gazette_sdk.message.uuid import ACK_TXN
 from integration.message.topics import Topic
 
 SCHEMA = pa.schema(

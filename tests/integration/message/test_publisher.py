@@ -77,7 +77,7 @@ _PROGRAM = """
     import logging, sys
     from gazette_sdk import Publisher, mapping
     logging.basicConfig(level=logging.WARNING)
-    import gazette_sdk.message.publishing.publisher as module
+    import gazette_sdk.message.publisher as module
     module.EXIT_TIMEOUT_S = float(sys.argv[2])
     publisher = Publisher(mapping.direct(sys.argv[1]))
     for n in range(1000):

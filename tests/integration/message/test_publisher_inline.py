@@ -16,7 +16,7 @@ import pytest
 from gazette_sdk import Publisher, Reader, connect, embedded, mapping
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.errors import ReentrantCallError
-from gazette_sdk.message.publishing.receipt import Receipt, ReceiptTimeoutError
+from gazette_sdk.message.receipt import Receipt, ReceiptTimeoutError
 from gazette_sdk.server.process import Server
 from gazette_sdk.server.tls import server_context
 from gazette_sdk.transport.append.appender import INLINE_BYTES_MAX

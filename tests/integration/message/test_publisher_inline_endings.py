@@ -17,7 +17,7 @@ import pytest
 
 from crash.dev_cluster import DevCluster
 from gazette_sdk import Publisher, Reader, mapping
-from gazette_sdk.message.publishing.receipt import Receipt, ReceiptTimeoutError
+from gazette_sdk.message.receipt import Receipt, ReceiptTimeoutError
 from gazette_sdk.transport.append.appender import Sender
 from gazette_sdk.transport.stream import blocking
 from integration.message.topics import Topic

@@ -16,7 +16,7 @@ import pytest
 
 from gazette_sdk import Publisher, connect, mapping
 from gazette_sdk.errors import ClosedError, GazetteError
-from gazette_sdk.message.publishing.receipt import ReceiptTimeoutError
+from gazette_sdk.message.receipt import ReceiptTimeoutError
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.loop import run
 from integration.message.topics import Topic

@@ -9,7 +9,7 @@ import pytest
 
 from gazette_sdk import Reader, connect
 from gazette_sdk.errors import DecodeError
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.message.checkpoint import Checkpoint
 from integration.failures.journals import append
 from integration.message.topics import Topic
 from support.written_messages import History
@@ -104,7 +104,7 @@ def test_a_blocking_reader_reads_again_what_its_ring_lost(topic: Topic):
 
 
 def test_a_transaction_larger_than_what_is_kept_is_read_again(topic: Topic, monkeypatch):
-    monkeypatch.setattr("gazette_sdk.message.reading.reader.RING_BYTES_MAX", 10_000)
+    monkeypatch.setattr("gazette_sdk.message.reader.RING_BYTES_MAX", 10_000)
     topic.create(0, fragment_bytes=1 << 16)
     history = History(topic.name(0))
     for _ in range(5000):

@@ -9,9 +9,7 @@ import pyarrow as pa
 import pytest
 
 from gazette_sdk import Publisher, Reader, connect, mapping
-from gazette_sdk.message.clock import clock_of_time
-from gazette_sdk.message.flags import OUTSIDE_TXN
-from gazette_sdk.message.uuid import build_uuid
+from gazette_sdk.message.uuid import OUTSIDE_TXN, build_uuid, clock_of_time
 from gazette_sdk.transport.fragment_store import FragmentStoreTransport
 from integration.failures.journals import append
 from integration.message.topics import Topic

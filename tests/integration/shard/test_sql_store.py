@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from gazette_sdk.errors import ClosedError, FencedError, ShardStoreError
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.shard.stores import sql_store
 from gazette_sdk.shard.stores.sql_store import SqlStore
 from gazette_sdk.testing import store_contract

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from gazette_sdk import JsonMessage, Publisher, mapping, shard
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.errors import DecodeError, FencedError
-from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN
+from gazette_sdk.message.uuid import ACK_TXN, CONTINUE_TXN
 from gazette_sdk.shard.stores.json_store import JsonStore
 from gazette_sdk.shard.stores.rocks_store import RocksStore
 from gazette_sdk.shard.stores.sql_store import SqlStore

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gazette_sdk.errors import ConfigurationError
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint, ProducerState
+from gazette_sdk.message.checkpoint import Checkpoint, ProducerState
 from gazette_spark import lag
 from gazette_spark.offsets import Position, StreamOffset
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from gazette_sdk import JsonMessage, Reader
-from gazette_sdk.message.columns.message_schema import schema_of
+from gazette_sdk.message.columns.schema import schema_of
 from gazette_spark import options
 from support.fragment_files import fragment_of, store_fragment
 from support.memory_transport import MemoryTransport

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from gazette_sdk.errors import ConfigurationError, GazetteError
-from gazette_sdk.message.clock import clock_of_unix_ns
+from gazette_sdk.message.uuid import clock_of_unix_ns
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import Transport, connect
 from gazette_sdk.transport import loop as sdk_loop

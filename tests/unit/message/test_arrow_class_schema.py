@@ -18,7 +18,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from gazette_sdk import JsonMessage, Publisher, Reader, mapping
 from gazette_sdk.errors import ConfigurationError, DecodeError
 from gazette_sdk.framing import FixedProtobuf, JsonLines
-from gazette_sdk.message.columns.message_schema import DECIMAL, schema_of
+from gazette_sdk.message.columns.schema import DECIMAL, schema_of
 from gazette_sdk.message.kinds import CsvRecord
 from support.memory_transport import MemoryTransport
 from support.protobuf_messages import Gram

@@ -15,8 +15,7 @@ import pytest
 from gazette_sdk import JsonMessage, Reader
 from gazette_sdk.errors import ConfigurationError, DecodeError
 from gazette_sdk.framing import Csv
-from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN
-from gazette_sdk.message.uuid import build_uuid
+from gazette_sdk.message.uuid import ACK_TXN, CONTINUE_TXN, build_uuid
 from support.memory_transport import MemoryTransport
 from support.written_messages import TICK, producer_id
 

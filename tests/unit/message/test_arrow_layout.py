@@ -11,10 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gazette_sdk.message.columns import json_columns as arrow_json
-from gazette_sdk.message.columns.json_columns import JsonColumns
+from gazette_sdk.message.columns import json as arrow_json
+from gazette_sdk.message.columns.json import JsonColumns, Lines
 from gazette_sdk.message.columns.layout import sliced_columns
-from gazette_sdk.message.columns.lines import Lines
 from gazette_sdk.message.uuid import build_uuid, parse_uuid
 
 SCHEMA = pa.schema(

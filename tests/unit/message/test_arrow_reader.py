@@ -23,9 +23,8 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.framing import FixedProtobuf
 from gazette_sdk.message import columns
-from gazette_sdk.message.columns import rows as arrow_rows
-from gazette_sdk.message.flags import ACK_TXN
-from gazette_sdk.message.uuid import build_uuid
+from gazette_sdk.message.columns import batches as arrow_rows
+from gazette_sdk.message.uuid import ACK_TXN, build_uuid
 from support.memory_transport import MemoryTransport
 from support.protobuf_messages import Gram
 from support.readers import interruptible
@@ -306,7 +305,7 @@ def test_what_arrow_cannot_do_is_told():
 
 def test_without_pyarrow_the_extra_is_named(monkeypatch):
     monkeypatch.delattr(columns, "record_batches", raising=False)
-    monkeypatch.setitem(sys.modules, "gazette_sdk.message.columns.record_batches", None)
+    monkeypatch.setitem(sys.modules, "gazette_sdk.message.columns.batches", None)
     with pytest.raises(ConfigurationError, match=r"gazette-sdk\[arrow\]"):
         Reader(dict, name="a/journal", transport=MemoryTransport()).arrow(N)
 

@@ -16,7 +16,7 @@ from gazette_sdk.errors import (
     MappingError,
     NotAllowedError,
 )
-from gazette_sdk.message.publishing.receipt import ReceiptTimeoutError
+from gazette_sdk.message.receipt import ReceiptTimeoutError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.loop import run
 from support.memory_transport import MemoryTransport

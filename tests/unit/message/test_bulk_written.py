@@ -21,8 +21,7 @@ from gazette_sdk.errors import (
     ValidationError,
 )
 from gazette_sdk.framing import JsonLines, register
-from gazette_sdk.message.clock import TICK, Clock
-from gazette_sdk.message.uuid import Stamp, build_uuid, parse_uuid, uuid_of_text
+from gazette_sdk.message.uuid import TICK, Clock, Stamp, build_uuid, parse_uuid, uuid_of_text
 from support.protobuf_messages import Gram
 from support.published import TO, WAIT_S, Order, Own, bare, clocks, lines
 
@@ -142,7 +141,7 @@ def test_uuids_as_values_are_written(transport):
 
 
 def test_what_is_not_kept_in_memory_is_encoded_again(transport, monkeypatch):
-    monkeypatch.setattr("gazette_sdk.message.publishing.bulk.KEPT_BYTES_MAX", 100_000)
+    monkeypatch.setattr("gazette_sdk.message.bulk.KEPT_BYTES_MAX", 100_000)
     transport.create("a/journal")
     messages = [{"n": n} for n in range(20_000)]
     table = pa.Table.from_pylist(messages)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette_sdk.errors import DecodeError
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint, ProducerState
+from gazette_sdk.message.checkpoint import Checkpoint, ProducerState
 from gazette_sdk.protocol import consumer_pb2
 from support.vectors import group
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from gazette_sdk.message.clock import (
+from gazette_sdk.message.uuid import (
     TICK,
     Clock,
+    Stamp,
     clock_of_unix_ns,
     time_of_clock,
     unix_100ns_of_clock,
 )
-from gazette_sdk.message.uuid import Stamp
 from support.vectors import golden, group
 
 

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from gazette_sdk.errors import DecodeError, DesyncError, FramingError, TornFrameError
 from gazette_sdk.framing import Csv, FixedProtobuf, Framing, JsonLines
-from gazette_sdk.message.flags import CONTINUE_TXN
+from gazette_sdk.message.batch_reader import JournalDecoder
 from gazette_sdk.message.kinds import kind_of
-from gazette_sdk.message.reading.journal_decoder import JournalDecoder
-from gazette_sdk.message.uuid import Stamp
+from gazette_sdk.message.uuid import CONTINUE_TXN, Stamp
 from gazette_sdk.testing.framings import read_through
 from support.protobuf_messages import Gram
 

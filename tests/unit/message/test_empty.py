@@ -9,8 +9,7 @@ import msgspec
 import pydantic
 import pytest
 
-from gazette_sdk.message.kinds.base import JsonMessage
-from gazette_sdk.message.kinds.empty import empty_instance
+from gazette_sdk.message.kinds.base import JsonMessage, empty_instance
 
 
 class Inner(msgspec.Struct):

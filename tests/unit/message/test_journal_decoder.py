@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from gazette_sdk.errors import DecodeError, DesyncError, OversizedFrameError, TornFrameError
 from gazette_sdk.framing import FixedProtobuf, JsonLines
-from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN
+from gazette_sdk.message.batch_reader import JournalDecoder
 from gazette_sdk.message.kinds import kind_of
-from gazette_sdk.message.reading import journal_decoder
-from gazette_sdk.message.reading.journal_decoder import JournalDecoder
-from gazette_sdk.message.uuid import Stamp, build_uuid
+from gazette_sdk.message.reader import journal_decoder
+from gazette_sdk.message.uuid import ACK_TXN, CONTINUE_TXN, Stamp, build_uuid
 from support.protobuf_messages import Gram
 
 

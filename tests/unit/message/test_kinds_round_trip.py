@@ -9,9 +9,8 @@ import json
 import pytest
 
 from gazette_sdk.message import Publisher, Reader
-from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN
 from gazette_sdk.message.kinds import kind_of
-from gazette_sdk.message.uuid import ZERO_UUID, build_uuid, uuid_of_text
+from gazette_sdk.message.uuid import ACK_TXN, CONTINUE_TXN, ZERO_UUID, build_uuid, uuid_of_text
 from support.message_shapes import (
     FRAMINGS,
     JSON,

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
-from gazette_sdk.message.sequencing.plain_runs import (
+from gazette_sdk.message.runs import Message, Run
+from gazette_sdk.message.sequencer import (
     BLOCKED,
+    Outcome,
+    Sequencer,
     count_outcomes,
     last_clocks,
     plain_prefix,
 )
-from gazette_sdk.message.sequencing.run import Message, Run
-from gazette_sdk.message.sequencing.sequencer import Sequencer
-from gazette_sdk.message.sequencing.state import Outcome
+from gazette_sdk.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
 from support.sequencing import feed, run_of, states
 
 O, C, A, X = OUTSIDE_TXN, CONTINUE_TXN, ACK_TXN, 0x7  # noqa: E741 - as tables write them

@@ -112,7 +112,7 @@ def test_a_quick_broker_gets_one_batch_at_a_time(transport):
 
 
 def test_large_batches_wait_for_nobody_and_small_ones_for_a_while(laned, on_loop, monkeypatch):
-    monkeypatch.setattr("gazette_sdk.message.publishing.connection.BATCH_BYTES_MAX", 1000)
+    monkeypatch.setattr("gazette_sdk.message.sender.BATCH_BYTES_MAX", 1000)
     monkeypatch.setattr("gazette_sdk.transport.append.queue.LINGER_S", 60.0)
     with Publisher(BY_NAME, transport=laned) as publisher:
         first = publisher.publish({"n": 0})

@@ -13,7 +13,7 @@ from gazette_sdk.errors import (
     ClosedError,
     ConfigurationError,
 )
-from gazette_sdk.message.publishing.receipt import ReceiptTimeoutError
+from gazette_sdk.message.receipt import ReceiptTimeoutError
 from gazette_sdk.transport.loop import run
 from support.published import WAIT_S, lines
 
@@ -74,7 +74,7 @@ def test_when_full_has_two_values(transport):
 
 
 def test_on_the_sdks_own_loop_too_much_is_always_an_error(gated, monkeypatch):
-    monkeypatch.setattr("gazette_sdk.message.publishing.deferred.DEFERRED_MAX", 3)
+    monkeypatch.setattr("gazette_sdk.message.sender.DEFERRED_MAX", 3)
 
     async def publish():
         publisher = Publisher(mapping.direct("a/journal"), transport=gated, pending_bytes_max=100)
@@ -143,7 +143,7 @@ def test_no_event_loop_is_blocked_by_a_full_publisher(gated, opened_by):
 
 
 def test_an_awaited_publish_waits_for_the_listing_and_for_room(gated, monkeypatch):
-    monkeypatch.setattr("gazette_sdk.message.publishing.deferred.DEFERRED_MAX", 2)
+    monkeypatch.setattr("gazette_sdk.message.sender.DEFERRED_MAX", 2)
 
     async def publish():
         async with (

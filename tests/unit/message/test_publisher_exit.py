@@ -12,7 +12,7 @@ PROGRAM = """
     from gazette_sdk import Publisher, mapping
     from gazette_sdk.protocol import broker_pb2 as pb
     from gazette_sdk.transport.loop import run
-    import gazette_sdk.message.publishing.publisher as module
+    import gazette_sdk.message.publisher as module
     from support.memory_transport import MemoryTransport
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
@@ -111,7 +111,7 @@ def test_a_closed_publisher_says_nothing():
 
 
 INTERRUPT = """
-    from gazette_sdk.message.kinds.json_kind import DictKind
+    from gazette_sdk.message.kinds.json import DictKind
 
     def interrupted(self, message, stamp):
         raise KeyboardInterrupt

@@ -14,7 +14,7 @@ from gazette_sdk.errors import (
     NotAllowedError,
     ValidationError,
 )
-from gazette_sdk.message.publishing.receipt import ReceiptTimeoutError
+from gazette_sdk.message.receipt import ReceiptTimeoutError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.loop import run
 from support.published import WAIT_S, begun, lines

@@ -9,8 +9,8 @@ import pytest
 
 from gazette_sdk import Publisher, mapping
 from gazette_sdk.errors import ClosedError
-from gazette_sdk.message.kinds.json_kind import DictKind
-from gazette_sdk.message.publishing.outbox import Outbox
+from gazette_sdk.message.kinds.json import DictKind
+from gazette_sdk.message.outbox import Outbox
 from gazette_sdk.transport.append.appender import JournalAppender
 from support.published import WAIT_S, begun, lines
 
@@ -98,7 +98,7 @@ def test_a_publisher_that_was_interrupted_and_closed_holds_no_connection(
     transport, monkeypatch, interrupted_encode
 ):
     transport.create("a/journal")
-    monkeypatch.setattr("gazette_sdk.message.publishing.connection.connect", lambda: transport)
+    monkeypatch.setattr("gazette_sdk.message.sender.connect", lambda: transport)
     publisher = Publisher(TO)
     publisher.publish({"n": 1}).result(WAIT_S)
     interrupted_encode()

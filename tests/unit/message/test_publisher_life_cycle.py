@@ -20,7 +20,7 @@ from support.published import BY_KEY, WAIT_S, Order, begun, lines
 
 def test_without_a_transport_the_address_of_the_environment_is_used(transport, monkeypatch):
     transport.create("a/journal")
-    monkeypatch.setattr("gazette_sdk.message.publishing.connection.connect", lambda: transport)
+    monkeypatch.setattr("gazette_sdk.message.sender.connect", lambda: transport)
     with Publisher(mapping=mapping.direct("a/journal")) as publisher:
         publisher.publish({"a": 1}).result(WAIT_S)
         assert not transport.closed
@@ -59,7 +59,7 @@ def test_close_on_the_publishers_event_loop_raises_and_closes_the_connection(
 ):
     async def use():
         transport.create("a/journal")
-        monkeypatch.setattr("gazette_sdk.message.publishing.connection.connect", lambda: transport)
+        monkeypatch.setattr("gazette_sdk.message.sender.connect", lambda: transport)
         publisher = Publisher(mapping.direct("a/journal"))
         await publisher.publish({"n": 1})
         closed = asyncio.Event()
@@ -83,7 +83,7 @@ def test_close_on_the_publishers_event_loop_raises_and_closes_the_connection(
 def test_with_in_a_coroutine_works_on_the_background_loop_and_closes(transport, monkeypatch):
     async def use():
         transport.create("a/journal")
-        monkeypatch.setattr("gazette_sdk.message.publishing.connection.connect", lambda: transport)
+        monkeypatch.setattr("gazette_sdk.message.sender.connect", lambda: transport)
         with Publisher(mapping.direct("a/journal")) as publisher:
             publisher.publish({"n": 1}).result(WAIT_S)
         assert transport.closed

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gazette_sdk import Publisher, Reader
 from gazette_sdk.errors import NotAllowedError
-from gazette_sdk.message.flags import ACK_TXN
-from gazette_sdk.message.publishing.transaction import TransactionInDoubtError
+from gazette_sdk.message.transaction import TransactionInDoubtError
+from gazette_sdk.message.uuid import ACK_TXN
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.memory_transport import MemoryTransport
 

@@ -15,8 +15,8 @@ import pytest
 
 from gazette_sdk import Publisher, mapping
 from gazette_sdk.errors import ClosedError, ReentrantCallError
-from gazette_sdk.message.clock import Clock
-from gazette_sdk.message.kinds.json_kind import DictKind
+from gazette_sdk.message.kinds.json import DictKind
+from gazette_sdk.message.uuid import Clock
 from support.published import TO, WAIT_S, bare
 
 ELSEWHERE = mapping.direct("b/journal")

@@ -14,8 +14,7 @@ from gazette_sdk import GazetteError, Publisher, Reader, mapping
 from gazette_sdk.errors import (
     MappingError,
 )
-from gazette_sdk.message.clock import Clock
-from gazette_sdk.message.flags import OUTSIDE_TXN
+from gazette_sdk.message.uuid import OUTSIDE_TXN, Clock
 from gazette_sdk.transport.loop import run
 from support.published import BY_KEY, WAIT_S, Order, begun, clocks, lines
 from support.vectors import group
@@ -132,7 +131,7 @@ def test_what_is_published_during_an_append_becomes_the_next_append(gated):
 
 
 def test_a_batch_has_a_bounded_size(gated, monkeypatch):
-    monkeypatch.setattr("gazette_sdk.message.publishing.connection.BATCH_BYTES_MAX", 1000)
+    monkeypatch.setattr("gazette_sdk.message.sender.BATCH_BYTES_MAX", 1000)
     with Publisher(mapping.direct("a/journal"), transport=gated) as publisher:
         receipts = [publisher.publish({"n": n, "text": "x" * 300}) for n in range(20)]
         gated.opened()

@@ -19,7 +19,7 @@ from gazette_sdk.errors import (
     FramingError,
     TornFrameError,
 )
-from gazette_sdk.message.reading import fetcher
+from gazette_sdk.message.reader import fetcher
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.loop import run
 from support.log_records import on_record
@@ -58,7 +58,7 @@ class Background:
 
 
 def test_the_readme_snippet_reads_what_was_published(transport, monkeypatch, capsys):
-    monkeypatch.setattr("gazette_sdk.message.reading.batch_reader.connect", lambda: transport)
+    monkeypatch.setattr("gazette_sdk.message.batch_reader.connect", lambda: transport)
     transport.create("orders/part-000", topic="orders")
     with Publisher(mapping.direct("orders/part-000"), transport=transport) as publisher:
         receipt = publisher.publish(Order("ada", 250))
@@ -401,7 +401,7 @@ def test_a_reader_that_is_dropped_ends_its_reads(transport):
 
 
 def test_what_is_read_ahead_is_bounded(monkeypatch):
-    monkeypatch.setattr("gazette_sdk.message.reading.fetcher.AHEAD_BYTES_MAX", 2000)
+    monkeypatch.setattr("gazette_sdk.message.fetcher.AHEAD_BYTES_MAX", 2000)
     transport = MemoryTransport(chunk_bytes=500)
     fill(transport, "a/journal", *range(1000))
     reader = Reader(dict, name="a/journal", transport=transport)

@@ -15,10 +15,10 @@ from prometheus_client import REGISTRY
 
 from gazette_sdk import Reader
 from gazette_sdk.errors import ClosedError, ConfigurationError
-from gazette_sdk.message.flags import ACK_TXN
-from gazette_sdk.message.reading import content_queue, delivery, fetcher
-from gazette_sdk.message.reading.fetcher import Fetcher
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.message.checkpoint import Checkpoint
+from gazette_sdk.message.fetcher import Fetcher
+from gazette_sdk.message.reader import content_queue, delivery, fetcher
+from gazette_sdk.message.uuid import ACK_TXN
 from support.readers import interruptible
 from support.written_messages import TICK, History, crafted, served
 
@@ -234,7 +234,7 @@ def test_an_interrupt_at_work_on_a_message_leaves_no_checkpoint(monkeypatch):
 
 
 def test_what_is_kept_of_open_transactions_is_bounded_in_bytes(monkeypatch):
-    monkeypatch.setattr("gazette_sdk.message.reading.reader.RING_BYTES_MAX", 500)
+    monkeypatch.setattr("gazette_sdk.message.reader.RING_BYTES_MAX", 500)
     history = History()
     for _ in range(100):
         history.pending(1)

@@ -17,9 +17,8 @@ from gazette_sdk.errors import (
     ValidationError,
 )
 from gazette_sdk.framing import framing_for
-from gazette_sdk.message.flags import ACK_TXN
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
-from gazette_sdk.message.uuid import Stamp
+from gazette_sdk.message.checkpoint import Checkpoint
+from gazette_sdk.message.uuid import ACK_TXN, Stamp
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.memory_transport import MemoryTransport
 from support.protobuf_messages import Gram
@@ -140,7 +139,7 @@ def test_a_class_that_is_no_message_is_refused_at_once(transport):
 
 @pytest.mark.parametrize("block", [False, True])
 def test_an_unanswered_listing_is_waited_for_within_a_bound(monkeypatch, block):
-    monkeypatch.setattr("gazette_sdk.message.reading.fetcher.LISTING_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("gazette_sdk.message.fetcher.LISTING_TIMEOUT_S", 0.05)
 
     class Unreachable(MemoryTransport):
         async def list(self, request):

@@ -18,7 +18,7 @@ from gazette_sdk.errors import (
     TornFrameError,
 )
 from gazette_sdk.framing import Framing, JsonLines, framing_for
-from gazette_sdk.message.flags import CONTINUE_TXN
+from gazette_sdk.message.uuid import CONTINUE_TXN
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.memory_transport import MemoryTransport
 from support.protobuf_messages import Gram

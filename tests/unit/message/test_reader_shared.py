@@ -16,7 +16,7 @@ import pytest
 
 from gazette_sdk import Reader
 from gazette_sdk.errors import GazetteError, ReentrantCallError
-from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN
+from gazette_sdk.message.uuid import ACK_TXN, CONTINUE_TXN
 from support.memory_transport import MemoryTransport
 from support.written_messages import TICK, frame
 

@@ -12,11 +12,10 @@ import pytest
 
 from gazette_sdk import Reader
 from gazette_sdk.errors import ConfigurationError
-from gazette_sdk.message.clock import clock_of_time, time_of_clock
-from gazette_sdk.message.flags import ACK_TXN
-from gazette_sdk.message.reading.delivery import chosen
-from gazette_sdk.message.reading.since import messages_since
-from gazette_sdk.message.sequencing.run import NO_STAMPS, Message, Run, ShortRun
+from gazette_sdk.message.batch_reader import messages_since
+from gazette_sdk.message.delivery import chosen
+from gazette_sdk.message.runs import NO_STAMPS, Message, Run, ShortRun
+from gazette_sdk.message.uuid import ACK_TXN, clock_of_time, time_of_clock
 from gazette_sdk.transport.fragment_store import FragmentStoreTransport
 from support.fragment_files import fragment_of, store_fragment
 from support.memory_transport import MemoryTransport

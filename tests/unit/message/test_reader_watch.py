@@ -209,7 +209,7 @@ def test_a_replay_that_fails_says_what_was_read(transport):
     transport.read = refuse
     reader = Reader(dict, "topic=t", transport=transport, ring_size=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gazette_sdk.message.reading.fetcher.FAILING_MAX_S", 0.0)
+        patch.setattr("gazette_sdk.message.fetcher.FAILING_MAX_S", 0.0)
         with pytest.raises(Exception, match="NOT_ALLOWED") as caught:
             list(reader)
     assert "read again" in caught.value.__notes__[0]

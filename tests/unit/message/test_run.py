@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.message.sequencing.run import (
+from gazette_sdk.message.runs import (
     InvalidUuidError,
     Message,
     Run,

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from gazette_sdk.errors import FramingError
-from gazette_sdk.message.clock import clock_of_unix_ns
-from gazette_sdk.message.sequencing import sequencer as sequencer_module
-from gazette_sdk.message.sequencing import state
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint, ProducerState
-from gazette_sdk.message.sequencing.run import Message
-from gazette_sdk.message.sequencing.sequencer import Sequencer
-from gazette_sdk.message.sequencing.state import ReplayRange
+from gazette_sdk.message import sequencer as sequencer_module
+from gazette_sdk.message import sequencer as state
+from gazette_sdk.message.checkpoint import Checkpoint, ProducerState
+from gazette_sdk.message.runs import Message
+from gazette_sdk.message.sequencer import ReplayRange, Sequencer
+from gazette_sdk.message.uuid import clock_of_unix_ns
 from support.sequencing import (
     UNKNOWN,
     A,

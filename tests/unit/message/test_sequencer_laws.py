@@ -17,11 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gazette_sdk.message.clock import clock_of_unix_ns
-from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
-from gazette_sdk.message.sequencing.run import Message, Run
-from gazette_sdk.message.sequencing.sequencer import Sequencer
+from gazette_sdk.message.checkpoint import Checkpoint
+from gazette_sdk.message.runs import Message, Run
+from gazette_sdk.message.sequencer import Sequencer
+from gazette_sdk.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, clock_of_unix_ns
 from support.sequencing import content, deliveries, feed, run_of, states, unread
 
 STEP = 10
@@ -31,7 +30,7 @@ UNKNOWN = 0x9
 @pytest.fixture(autouse=True, scope="module")
 def _quiet():
     """Histories are full of what is worth a warning."""
-    log = logging.getLogger("gazette_sdk.message.sequencing.machine")
+    log = logging.getLogger("gazette_sdk.message.sequencer")
     log.disabled = True
     yield
     log.disabled = False

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from gazette_sdk import JsonMessage, Publisher, mapping
-from gazette_sdk.message.clock import Clock
-from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
+from gazette_sdk.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, Clock
 from support.published import TO, WAIT_S, begun
 from support.transactions import by_to, committed, flags, written
 from support.vectors import group

@@ -12,7 +12,7 @@ from gazette_sdk.errors import (
     ConfigurationError,
     MappingError,
 )
-from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN
+from gazette_sdk.message.uuid import ACK_TXN, CONTINUE_TXN
 from gazette_sdk.transport.loop import run
 from support.published import WAIT_S, begun
 from support.transactions import by_to, committed, flags

@@ -11,9 +11,9 @@ from gazette_sdk.errors import (
     NotAllowedError,
     ValidationError,
 )
-from gazette_sdk.message.flags import CONTINUE_TXN
-from gazette_sdk.message.publishing.intents import AckIntents
-from gazette_sdk.message.publishing.transaction import TransactionInDoubtError
+from gazette_sdk.message.outbox import AckIntents
+from gazette_sdk.message.transaction import TransactionInDoubtError
+from gazette_sdk.message.uuid import CONTINUE_TXN
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.published import TO, WAIT_S
 from support.transactions import by_to, committed, flags, transact, written

@@ -6,7 +6,7 @@ import pytest
 
 from gazette_sdk import Publisher
 from gazette_sdk.errors import ClosedError, ConfigurationError, GazetteError, NotAllowedError
-from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN
+from gazette_sdk.message.uuid import ACK_TXN, CONTINUE_TXN
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.loop import on_sdk_loop, run
 from support.published import TO, WAIT_S

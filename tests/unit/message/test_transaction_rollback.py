@@ -13,8 +13,8 @@ from gazette_sdk.errors import (
     NotAllowedError,
     ValidationError,
 )
-from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN
-from gazette_sdk.message.publishing.receipt import ReceiptTimeoutError
+from gazette_sdk.message.receipt import ReceiptTimeoutError
+from gazette_sdk.message.uuid import ACK_TXN, CONTINUE_TXN
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.append.queue import PendingAppend
 from support.published import TO, WAIT_S
@@ -133,7 +133,7 @@ def test_who_is_interrupted_does_not_wait_for_the_roll_back(gated):
 
 
 def test_a_roll_back_that_cannot_be_written_in_time_is_noted(gated, monkeypatch):
-    monkeypatch.setattr("gazette_sdk.message.publishing.transaction.ROLLBACK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("gazette_sdk.message.transaction.ROLLBACK_TIMEOUT_S", 0.05)
     publisher = Publisher(TO, transport=gated)
     with pytest.raises(KeyError) as caught:
         transact(publisher, {"n": 0}, error=KeyError("mine"))

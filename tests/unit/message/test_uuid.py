@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.message.clock import unix_100ns_of_clock
-from gazette_sdk.message.flags import flags_text
 from gazette_sdk.message.uuid import (
     ZERO_UUID,
     Stamp,
     build_uuid,
+    flags_text,
     new_producer_id,
     parse_uuid,
+    unix_100ns_of_clock,
     uuid_of_bytes,
     uuid_of_text,
 )

@@ -10,7 +10,7 @@ import pytest
 
 from gazette_sdk import shard
 from gazette_sdk.errors import ShardStoreError
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.testing.store_contract import RecordedFiles, checkpoint_of
 from support.played_files import played_files
 

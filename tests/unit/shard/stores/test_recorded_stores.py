@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.protocol import recoverylog_pb2 as pb
 from gazette_sdk.shard.recovery import recorder as recorder_module
 from gazette_sdk.shard.recovery import rerecord

@@ -7,7 +7,7 @@ import sqlite3
 import pytest
 
 from gazette_sdk.errors import ClosedError, ShardStoreError
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.shard.recovery.file_change import RemoveFile, WriteFile
 from gazette_sdk.shard.stores import sqlite_pages, sqlite_store
 from gazette_sdk.shard.stores.sqlite_store import SqliteStore

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from gazette_sdk import shard
 from gazette_sdk.errors import ShardStoreError, UnreadableStateError
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.shard.stores import codec
 
 

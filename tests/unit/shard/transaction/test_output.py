@@ -19,8 +19,8 @@ from gazette_sdk.errors import (
     UnavailableError,
 )
 from gazette_sdk.message import mapping
-from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.message.checkpoint import Checkpoint
+from gazette_sdk.message.uuid import ACK_TXN, CONTINUE_TXN
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.shard.transaction.input import Input
 from gazette_sdk.shard.transaction.output import Output

@@ -21,8 +21,8 @@ from gazette_sdk.errors import (
     UnreadableStateError,
     ValidationError,
 )
+from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.envelope import Envelope
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.shard.stores.json_store import JsonStore

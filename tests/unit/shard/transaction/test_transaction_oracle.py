@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gazette_sdk import shard
+from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.envelope import Envelope
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.shard.transaction import consume
 from gazette_sdk.shard.transaction.consume import Consumer
 from gazette_sdk.shard.transaction.failure import BadRecords

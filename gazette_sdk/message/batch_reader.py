@@ -1,0 +1,879 @@
+"""Selection of messages since a time, for readers that begin at a time. Pure.
+
+Decoders of a journal: content to runs of messages, in chunks (message section 12). Pure.
+
+Batches of messages of journals, for one consumer.
+
+The :class:`BatchReader` takes the content that a
+:class:`~gazette_sdk.message.fetcher.Fetcher` put into its queue, decodes it by a
+:class:`~gazette_sdk.message.batch_reader.ContentDecoder` for each journal, and asks a
+:class:`~gazette_sdk.message.delivery.Delivery` which messages are delivered, and when. It
+does so in the thread or coroutine of its consumer. Messages are envelopes or rows of record
+batches: whatever the decoders return.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import logging
+import os
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from itertools import repeat
+from typing import Generic, Literal, TypeAlias, TypeVar, cast
+
+import numpy as np
+
+from gazette_sdk.errors import (
+    ClosedError,
+    DecodeError,
+    DesyncError,
+    FramingError,
+    GazetteError,
+    JournalNotFoundError,
+    OffsetNotYetAvailableError,
+    OversizedFrameError,
+    TornFrameError,
+    ValidationError,
+)
+from gazette_sdk.framing import Cut, Cutter, Frames, Framing, framing_for
+from gazette_sdk.framing.registry import NO_FRAMING_REMEDY
+from gazette_sdk.message.checkpoint import Checkpoint
+from gazette_sdk.message.delivery import HORIZON_S, Batch, Delivery, Select
+from gazette_sdk.message.envelope import Envelope
+from gazette_sdk.message.fetcher import Fetcher, reading_loop
+from gazette_sdk.message.kinds import Decoded, Kind, kind_of
+from gazette_sdk.message.plan import (
+    Content,
+    ContentQueue,
+    Ended,
+    Failed,
+    Finished,
+    Item,
+    Jumped,
+    Opened,
+    Plan,
+)
+from gazette_sdk.message.runs import (
+    NO_OFFSETS,
+    NO_STAMPS,
+    InvalidUuidError,
+    Message,
+    Run,
+    ShortRun,
+    parse_text_uuids,
+    valid_stamps,
+)
+from gazette_sdk.message.uuid import ACK_TXN, parse_raw_uuid
+from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.connect import connect
+from gazette_sdk.transport.loop import OwnedLock, guarded, is_running
+from gazette_sdk.user_code import call, check_raised, text_of
+
+T = TypeVar("T")
+
+
+def decoders_since(
+    new_decoder: Callable[[Opened], ContentDecoder[T]],
+    clock: int,
+    *,
+    exempt: Collection[str],
+    select: Select[T],
+    keeps_acknowledgements: bool,
+) -> Callable[[Opened], ContentDecoder[T]]:
+    """Return a function that makes decoders which leave out messages of an earlier clock.
+
+    Args:
+        new_decoder: makes decoders of all messages, which parse UUIDs.
+        clock: least clock of messages that are decoded.
+        exempt: journals whose decoders decode all messages.
+        select: returns chosen items of a run.
+        keeps_acknowledgements: see :func:`messages_since`.
+    """
+
+    def new(opened: Opened) -> ContentDecoder[T]:
+        decoder = new_decoder(opened)
+        if opened.journal not in exempt:
+            decoder.select_run = lambda run: messages_since(
+                run, clock, select, keeps_acknowledgements=keeps_acknowledgements
+            )
+        return decoder
+
+    return new
+
+
+def messages_since(
+    run: Run[T], clock: int, select: Select[T], *, keeps_acknowledgements: bool
+) -> Run[T]:
+    """Return the messages of a run that do not have an earlier clock.
+
+    Messages without UUID have no time, and are kept.
+
+    Args:
+        run: messages with their UUIDs' parts.
+        clock: least clock of the messages to keep.
+        select: returns chosen items of the run.
+        keeps_acknowledgements: keep all acknowledgements of transactions. One that rolls back has
+            the clock of an earlier message; without it, later messages of the transaction would
+            be committed by the next one.
+    """
+    if not len(run):
+        return run
+    kept = (run.clocks >= np.uint64(clock)) | (run.clocks == 0)
+    if keeps_acknowledgements:
+        kept |= run.flags == ACK_TXN
+    if kept.all():
+        return run
+    indices = np.flatnonzero(kept)
+    if type(run) is ShortRun and len(indices):
+        messages = run.messages()
+        return ShortRun(run.journal, [messages[index] for index in indices])
+    return Run(
+        run.journal,
+        run.begins[indices],
+        run.ends[indices],
+        run.producers[indices],
+        run.clocks[indices],
+        run.flags[indices],
+        select(run.items, indices),
+    )
+
+
+M = TypeVar("M")
+
+_log = logging.getLogger(__name__)
+
+_SHORT_MAX = 8
+"""Up to so many messages are decoded one by one: arrays of them would take several times as long.
+A reader at the write head mostly finds one."""
+
+
+class ContentDecoder(abc.ABC, Generic[T]):
+    """Decoder of one journal's content, which arrives in chunks of any size.
+
+    Args:
+        journal: name of the journal, as the user gave it.
+        framing: its framing.
+        offset: offset at which content begins, at the boundary of a frame.
+        empty: a run without messages.
+        described: name of what messages are decoded to, for errors.
+
+    Attributes:
+        offset: offset behind the last frame that was decoded or skipped.
+        select_run: returns the messages of a run that are wanted; None if all are.
+    """
+
+    def __init__(
+        self, journal: str, framing: Framing, offset: int, empty: Run[T], described: str
+    ) -> None:
+        self.journal = journal
+        self.framing = framing
+        self.offset = offset
+        self.described = described
+        self.select_run: Callable[[Run[T]], Run[T]] | None = None
+        self._empty = empty
+        self._cutter = Cutter(framing, offset)
+        # Frames behind a bad one, and the error behind all frames.
+        self._rest: Cut | None = None
+        self._behind: FramingError | None = None
+
+    @abc.abstractmethod
+    def decode(self, cut: Cut) -> tuple[Run[T], Exception | None]:
+        """Return the messages of frames, up to the first bad one, and why that is bad.
+
+        Args:
+            cut: at least one frame.
+        """
+
+    def feed(self, *pieces: bytes) -> tuple[Run[T], FramingError | None]:
+        """Decode the next content, in pieces.
+
+        Returns:
+            All messages that became whole, and the error behind them, if any: then :attr:`offset`
+            is behind the content that the error is about, and ``feed()`` goes on there.
+        """
+        if self._rest is not None or self._behind is not None:
+            assert not any(pieces), "what stands behind an error comes first"
+            return self._selected(*self._decode_rest())
+        return self._selected(*self._decode_cut(self._cutter.feed(*pieces)))
+
+    def finish(self) -> tuple[Run[T], FramingError | None]:
+        """Decode the last content, behind which the journal has no more for now.
+
+        Returns:
+            A message that only the end of content made whole, and an error, if there is content
+            left that is no message.
+        """
+        return self._selected(*self._decode_cut(self._cutter.finish()))
+
+    def jump(self, offset: int) -> FramingError | None:
+        """Go on at a later offset: the content between was deleted.
+
+        Returns:
+            An error, if the deleted content begins within a message.
+        """
+        before = self._cutter.offset
+        if offset == before + self._cutter.pending_bytes:
+            return None
+        torn = self._cutter.jump(offset)
+        self.offset = offset
+        if torn is not None:
+            return self._explained(torn)
+        if before >= 0:
+            _log.warning(
+                "%s: content of offsets %d to %d is gone; reading on at %d",
+                self.journal,
+                before,
+                offset,
+                offset,
+            )
+        return None
+
+    def _selected(
+        self, run: Run[T], error: FramingError | None
+    ) -> tuple[Run[T], FramingError | None]:
+        return (run if self.select_run is None else self.select_run(run)), error
+
+    def _decode_cut(self, cut: Cut) -> tuple[Run[T], FramingError | None]:
+        frames = cut.frames
+        if frames.error is not None:
+            self._behind = self._explained(frames.error)
+        if len(frames.ends):
+            self._rest = cut
+        return self._decode_rest()
+
+    def _decode_rest(self) -> tuple[Run[T], FramingError | None]:
+        """Decode the frames that are left up to the first bad one, or the error behind them."""
+        cut, self._rest = self._rest, None
+        run = self._empty
+        if cut is not None:
+            try:
+                run, cause = self.decode(cut)
+            except BaseException as error:  # of code of the framing, or of the class
+                check_raised(error, self.decode)
+                raise
+            if cause is not None:
+                frames, bad = cut.frames, len(run)
+                self.offset = cut.offset + int(frames.ends[bad])
+                if bad + 1 < len(frames):
+                    rest = Frames(frames.begins[bad + 1 :], frames.ends[bad + 1 :], 0)
+                    self._rest = Cut(cut.buffer, rest, cut.offset)
+                return run, self._undecodable(cut, bad, cause)
+        self.offset = self._cutter.offset
+        behind, self._behind = self._behind, None
+        return run, behind
+
+    def _undecodable(self, cut: Cut, bad: int, cause: Exception) -> DecodeError:
+        begin, end = int(cut.frames.begins[bad]), int(cut.frames.ends[bad])
+        offset = cut.offset + begin
+        what = (
+            "has no valid UUID"
+            if isinstance(cause, InvalidUuidError)
+            else f"cannot be decoded as {self.described}"
+        )
+        error = DecodeError(
+            f"{self.journal}: the message at offset {offset} {what}: {_in_one_line(cause)};"
+            f" {_REMEDY}",
+            frame=bytes(cut.buffer[begin:end]),
+            journal=self.journal,
+            offset=offset,
+        )
+        error.__cause__ = cause
+        return error
+
+    def _explained(self, error: FramingError) -> FramingError:
+        """Return the error of a framing with the journal's name, which framings do not know."""
+        offset = self._cutter.offset if error.offset is None else error.offset
+        text = f"{self.journal}: offset {offset}: {error}"
+        if isinstance(error, DesyncError):
+            return DesyncError(
+                f"{text}; the content is no {self.framing.content_type}, or its writer is broken",
+                skipped=error.skipped,
+                journal=self.journal,
+                offset=offset,
+            )
+        for kind in (TornFrameError, DecodeError, OversizedFrameError):
+            if isinstance(error, kind):
+                return kind(f"{text}; {_REMEDY}", journal=self.journal, offset=offset)
+        return FramingError(f"{text}; {_REMEDY}", journal=self.journal, offset=offset)
+
+
+def _in_one_line(cause: Exception) -> str:
+    lines = [line.strip() for line in text_of(cause).splitlines()]
+    return "; ".join(filter(None, lines)) or type(cause).__name__
+
+
+_REMEDY = "mend its writer, and read with on_error='skip' or from an offset behind it"
+
+
+class JournalDecoder(ContentDecoder[Envelope[M]]):
+    """Decoder of one journal's messages to envelopes.
+
+    Args:
+        journal: name of the journal, as the user gave it.
+        framing: its framing.
+        kind: adapter of the messages' class.
+        offset: offset at which content begins, at the boundary of a frame.
+        sequenced: parse UUIDs, too: runs are to be sequenced. Without it, the arrays of their
+            parts are empty, and an invalid UUID is an error when it is asked for.
+    """
+
+    def __init__(
+        self,
+        journal: str,
+        framing: Framing,
+        kind: Kind[M],
+        offset: int,
+        *,
+        sequenced: bool = False,
+    ) -> None:
+        empty: Run[Envelope[M]] = Run(journal, NO_OFFSETS, NO_OFFSETS, *NO_STAMPS, [])
+        super().__init__(journal, framing, offset, empty, kind.message_type.__qualname__)
+        self._kind = kind
+        self._sequenced = sequenced
+
+    def decode(self, cut: Cut) -> tuple[Run[Envelope[M]], Exception | None]:
+        """Decode frames in bulk; a few one by one."""
+        frames = cut.frames
+        decoded = self._kind.decode(self.framing, cut.buffer, frames)
+        if self._sequenced and len(frames.ends) <= _SHORT_MAX:
+            return self._decode_few(cut, decoded)
+        cause = decoded.error
+        stamps = NO_STAMPS
+        if self._sequenced:
+            found = None if decoded.texts is None else parse_text_uuids(decoded.texts)
+            stamps, invalid = valid_stamps(decoded.uuids) if found is None else (found, None)
+            cause = invalid or cause
+        begins, ends = (each + cut.offset for each in frames.arrays())
+        if cause is not None:
+            count = len(stamps.clocks) if self._sequenced else len(decoded.messages)
+            begins, ends = begins[:count], ends[:count]
+        # The shortest argument ends it: messages stop before one that cannot be decoded.
+        envelopes = list(
+            map(
+                Envelope,
+                repeat(self.journal),
+                begins.tolist(),
+                ends.tolist(),
+                decoded.messages,
+                decoded.uuids,
+            )
+        )
+        return Run(self.journal, begins, ends, *stamps, envelopes), cause
+
+    def _decode_few(
+        self, cut: Cut, decoded: Decoded[M]
+    ) -> tuple[Run[Envelope[M]], Exception | None]:
+        """Return the same as :meth:`decode`, without arrays."""
+        journal, offset, frames = self.journal, cut.offset, cut.frames
+        found: list[Message[Envelope[M]]] = []
+        cause = decoded.error
+        # The shortest argument ends it: messages stop before one that cannot be decoded.
+        rows = zip(frames.begins, frames.ends, decoded.messages, decoded.uuids, strict=False)
+        for at, until, message, raw in rows:
+            try:
+                producer, clock, flags = parse_raw_uuid(raw)
+            except ValueError as error:
+                cause = InvalidUuidError(len(found), str(error))
+                break
+            begin, end = at + offset, until + offset
+            envelope = Envelope(journal, begin, end, message, raw)
+            found.append(Message(journal, begin, end, producer, clock, flags, envelope))
+        return ShortRun(journal, found) if found else self._empty, cause
+
+
+def framing_and_kind(
+    opened: Opened, message_type: type[M], *, sequenced: bool
+) -> tuple[Framing, Kind[M]]:
+    """Return the framing of a journal, and the adapter of the messages' class.
+
+    Args:
+        opened: the journal.
+        message_type: class of the messages.
+        sequenced: they are to be sequenced, for which the class must hold UUIDs.
+
+    Raises:
+        FramingError: its content type has no framing.
+        ValidationError: its framing holds no messages of the class.
+    """
+    journal = opened.journal
+    try:
+        framing = framing_for(opened.content_type)
+        return framing, kind_of(message_type, framing.form, needs_uuid=sequenced)
+    except FramingError as error:
+        raise FramingError(
+            f"{journal}: determining framing: {error}; {NO_FRAMING_REMEDY}", journal=journal
+        ) from error
+    except ValidationError as error:
+        reason = f"{journal}: {error.reason}"
+        raise ValidationError(reason, kind=error.kind, journal=journal) from error
+
+
+def journal_decoder(message_type: type[M], opened: Opened, *, sequenced: bool) -> JournalDecoder[M]:
+    """Return the decoder of a journal to envelopes; raises as :func:`framing_and_kind`."""
+    framing, kind = framing_and_kind(opened, message_type, sequenced=sequenced)
+    return JournalDecoder(opened.journal, framing, kind, opened.offset, sequenced=sequenced)
+
+
+OnError: TypeAlias = Literal["raise", "skip"] | Callable[[GazetteError], object]
+"""Treatment of content that is no message: raise its error, or skip it after a warning, or after
+a call of a function with the error, which may raise."""
+
+
+class BatchReader(Generic[T]):
+    """Reader of batches, for plain code and for coroutines, also in turns.
+
+    ::
+
+        while (batch := batches.next_batch()) is not None:
+            for message in batch: ...
+
+    A batch is either a sequence, of messages of one journal, or an iterator, which sequences each
+    message as it is taken. An iterator must be exhausted before the next call.
+
+    Args:
+        plan: what to read.
+        transport: how to reach the journals; None for ``connect()``.
+        new_decoder: returns the decoder of a journal, or of a range of it that is read again.
+        delivery: decides which messages are delivered, and when; keeps offsets and state.
+        on_error: treatment of content that is no message.
+
+    Attributes:
+        lock: held by the consumer that takes a batch, or a message of an iterator.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        transport: Transport | None,
+        new_decoder: Callable[[Opened], ContentDecoder[T]],
+        delivery: Delivery[T],
+        *,
+        on_error: OnError = "raise",
+    ) -> None:
+        self._plan = plan
+        self._transport = transport
+        self._new_decoder = new_decoder
+        self._delivery = delivery
+        self._on_error = on_error
+        self._decoders: dict[str, ContentDecoder[T]] = {}
+        self._opened: dict[str, Opened] = {}
+        # An error behind everything that was delivered of a journal.
+        self._pending: tuple[str, ContentDecoder[T], FramingError] | None = None
+        self._failure: Exception | None = None
+        self._fetcher: Fetcher | None = None
+        self._replay: ContentQueue | None = None
+        self._replay_decoder: ContentDecoder[T] | None = None
+        self._stop_when_dropped: weakref.finalize[..., BatchReader[T]] | None = None
+        self._is_closed = False
+        self._process_id = os.getpid()
+        self.lock = cast("OwnedLock", threading.RLock())
+        self._turn = asyncio.Lock()
+
+    # --------------------------------------------------------------- position
+
+    @property
+    def has_begun(self) -> bool:
+        """True if reading has begun."""
+        return self._fetcher is not None or bool(self._opened)
+
+    def checkpoint(self, left: int = 0, *, horizon_s: float = HORIZON_S) -> Checkpoint:
+        """Return the position of a committed reader: behind the last message that was taken.
+
+        Args:
+            left: how many messages of the last batch, if that is a sequence, were not taken yet.
+            horizon_s: producers without an open transaction are forgotten which were silent for
+                so long, while others of their journal were not; 0 for none.
+
+        Raises:
+            ClosedError: work on a message was interrupted, so that the position is unknown.
+        """
+        checkpoint = self._delivery.checkpoint(left, horizon_s)
+        for name in checkpoint.offsets:
+            opened = self._opened.get(name)
+            revision = (opened and opened.create_revision) or self._plan.revisions.get(name)
+            if revision:
+                checkpoint.create_revisions[name] = revision
+        return checkpoint
+
+    def offsets(self, left: int = 0) -> dict[str, int]:
+        """Return the offset to read on from, by journal; arguments as of :meth:`checkpoint`.
+
+        Loses nothing, but behind a transaction that is open messages may be delivered again.
+        """
+        return self._delivery.offsets(left)
+
+    # ------------------------------------------------------------------- turns
+
+    @contextmanager
+    def taking(self) -> Iterator[None]:
+        """Take batches in turns with other threads, each of which waits here.
+
+        Raises:
+            ReentrantCallError: the thread takes one already, below this call.
+        """
+        if self._process_id != os.getpid():
+            yield  # another thread of the parent may have it; what follows is refused
+            return
+        with guarded(self.lock):
+            yield
+
+    @asynccontextmanager
+    async def taking_async(self) -> AsyncIterator[None]:
+        """Take batches in turns with other tasks of the event loop, each of which waits here.
+
+        Raises:
+            GazetteError: a thread, or a task of another event loop, takes one.
+        """
+        try:
+            await self._turn.acquire()
+        except RuntimeError as error:  # it is of another loop
+            raise _in_use() from error
+        try:
+            if not self.lock.acquire(blocking=False):
+                raise _in_use()
+            try:
+                yield
+            finally:
+                self.lock.release()
+        finally:
+            self._turn.release()
+
+    # -------------------------------------------------------------------- next
+
+    def next_batch(self) -> Batch[T] | None:
+        """Return the next batch; blocks until there is one.
+
+        Returns:
+            None at the end: the next call looks for more.
+
+        Raises:
+            GazetteError: reading failed. Every later call raises the same error.
+        """
+        fetcher = self._current(blocks=True)
+        if fetcher is None:
+            return None
+        while (batch := self.ready_batch()) is None and not self._is_closed:
+            queue = self._replay or fetcher.queue
+            queue.wait()
+            if self._accept(queue):
+                if fetcher.owns_transport:
+                    fetcher.close()
+                break
+        return batch
+
+    async def next_batch_async(self) -> Batch[T] | None:
+        """Return the next batch as :meth:`next_batch`, in a coroutine of any loop."""
+        fetcher = self._current(blocks=False)
+        if fetcher is None:
+            return None
+        while (batch := self.ready_batch()) is None and not self._is_closed:
+            queue = self._replay or fetcher.queue
+            await queue.wait_async()
+            if self._accept(queue):
+                if fetcher.owns_transport:
+                    await fetcher.aclose()
+                break
+        return batch
+
+    def poll(self) -> Batch[T] | None:
+        """Return the next batch of what has arrived, without waiting; in any thread.
+
+        Only after :meth:`begin`.
+
+        Returns:
+            None if nothing has; and at the end, see :attr:`has_ended`.
+
+        Raises:
+            GazetteError: as :meth:`next_batch`.
+        """
+        while (batch := self.ready_batch()) is None and (fetcher := self._fetcher) is not None:
+            queue = self._replay or fetcher.queue
+            if queue.is_empty:
+                break
+            self._accept(queue)
+        return batch
+
+    async def arrived(self) -> None:
+        """Wait until there is something to :meth:`poll`, or reading has ended; on any loop."""
+        fetcher = self._fetcher
+        if fetcher is not None:
+            await (self._replay or fetcher.queue).wait_async()
+
+    @property
+    def write_heads(self) -> Mapping[str, int]:
+        """By journal, the write head as the last answer of a broker told it; while it reads."""
+        return {} if self._fetcher is None else self._fetcher.write_heads
+
+    @property
+    def has_ended(self) -> bool:
+        """All journals were read to their ends, or the reader was closed."""
+        return self._fetcher is None
+
+    def ready_batch(self) -> Batch[T] | None:
+        """Return the next batch of what is decoded already; None if more content is needed.
+
+        Raises:
+            GazetteError: as :meth:`next_batch`.
+        """
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            try:
+                batch = self._delivery.next()
+                if batch is not None:
+                    return batch
+                if self._replay is None and self._delivery.replay is not None:
+                    self._begin_replay()
+                    continue
+                if self._replay is not None or self._pending is None:
+                    return None
+                self._skip_pending(*self._pending)
+            except Exception as error:
+                self._failure = error
+                raise
+            except BaseException:
+                self.interrupt()
+                raise
+
+    def interrupt(self) -> None:
+        """Fail, as the consumer was interrupted at work on a batch: its position is unknown."""
+        self._delivery.lose()
+        self._fail_interrupted()
+
+    def begin(self, *, blocks: bool = False) -> Fetcher:
+        """Begin to fetch journals, unless that was done.
+
+        Args:
+            blocks: True if the caller is plain code.
+
+        Raises:
+            ClosedError: the reader is closed, or belongs to the process that was forked.
+            GazetteError: plain code would block the event loop that fetches.
+        """
+        if self._is_closed:
+            raise ClosedError(f"the reader is closed; make another one {self._delivery.advice}")
+        if self._process_id != os.getpid():
+            raise ClosedError(
+                "the reader belongs to the process that was forked; make another one in the child,"
+                f" {self._delivery.advice}"
+            )
+        fetcher = self._fetcher
+        if fetcher is None:
+            transport = connect() if self._transport is None else self._transport
+            loop = reading_loop(transport, blocks=blocks)
+        else:
+            loop = fetcher.loop
+        if blocks and is_running(loop):
+            raise GazetteError(
+                "plain iteration would block the event loop that fetches: use `async for`"
+            )
+        if fetcher is None:
+            fetcher = self._fetcher = Fetcher(
+                self._plan, transport, loop, owns_transport=self._transport is None
+            )
+            # A reader that is dropped without being closed ends its reads.
+            self._stop_when_dropped = weakref.finalize(self, fetcher.stop)
+            self._stop_when_dropped.atexit = False
+        return fetcher
+
+    def _current(self, *, blocks: bool) -> Fetcher | None:
+        """Return the fetcher; None if another thread closed the reader between two batches."""
+        fetcher = self._fetcher
+        if fetcher is not None and not self._is_closed and self._process_id == os.getpid():
+            return fetcher
+        if fetcher is not None and self._is_closed and self._failure is None:
+            return None
+        return self.begin(blocks=blocks)
+
+    def _skip_pending(self, journal: str, decoder: ContentDecoder[T], error: FramingError) -> None:
+        """Raise or skip the error behind everything that was delivered."""
+        self._raise_or_skip(error)
+        self._pending = None
+        if isinstance(error, TornFrameError) and decoder.offset == error.offset:
+            return  # at the end of content: the rest of the frame may be appended yet
+        self._delivery.passed(journal, decoder.offset)
+        self._feed(journal, decoder)
+
+    def _raise_or_skip(self, error: FramingError) -> None:
+        # The end of what a plain FramingError is about is not known: it cannot be skipped.
+        if self._on_error == "raise" or type(error) is FramingError:
+            raise error
+        if self._on_error == "skip":
+            _log.warning("passed over: %s", error)
+        else:
+            call(self._on_error, error)
+
+    # ------------------------------------------------------------------ accept
+
+    def _accept(self, queue: ContentQueue) -> bool:
+        """Work on the first item of a queue. Return True if it was the last."""
+        try:
+            item = queue.pop()
+            if queue is self._replay:
+                self._accept_replayed(item)
+            elif type(item) is Content:
+                self._feed(item.journal, self._decoders[item.journal], *item.pieces)
+            else:
+                self._accept_event(item)
+        except Exception as error:
+            self._failure = error
+            raise
+        except BaseException:
+            self._fail_interrupted()
+            raise
+        return type(item) is Finished
+
+    def _accept_event(self, item: Item) -> None:
+        """Work on an item of a journal's read, or of all reads, other than content."""
+        if isinstance(item, Opened):
+            self._open(item)
+        elif isinstance(item, Jumped):
+            decoder = self._decoders[item.journal]
+            error = decoder.jump(item.offset)
+            if error is None:
+                self._delivery.passed(item.journal, item.offset)
+            else:
+                self._pending = (item.journal, decoder, error)
+        elif isinstance(item, Ended):
+            self._end(item)
+        elif isinstance(item, Failed):
+            self._failure = item.error
+        else:
+            self._finish()
+
+    def _feed(self, journal: str, decoder: ContentDecoder[T], *pieces: bytes) -> None:
+        found, error = decoder.feed(*pieces)
+        self._delivery.add(found)
+        self._pending = None if error is None else (journal, decoder, error)
+
+    def _open(self, item: Opened) -> None:
+        before = self._opened.get(item.journal)
+        if item.continues and item.journal in self._decoders:
+            return
+        self._decoders[item.journal] = self._new_decoder(item)
+        self._opened[item.journal] = item
+        is_new = item.is_new or (
+            before is not None and before.create_revision != item.create_revision
+        )
+        self._delivery.open(item.journal, item.offset, is_new=is_new)
+
+    def _end(self, item: Ended) -> None:
+        decoder = self._decoders[item.journal]
+        found, error = decoder.finish()
+        if len(found):
+            self._delivery.add(found)
+        elif error is None:
+            # The offset of a read that began at the write head becomes known here.
+            self._delivery.passed(item.journal, max(item.offset, decoder.offset))
+        if error is not None:
+            self._pending = (item.journal, decoder, error)
+
+    def _finish(self) -> None:
+        """Forget the fetcher, as all journals were read to their ends."""
+        if self._stop_when_dropped is not None:
+            self._stop_when_dropped.detach()
+        self._fetcher = None
+        self._decoders = {}
+        self._delivery.finish()
+        self._plan = self._plan.continued(self._delivery.positions(), self._opened)
+
+    def _fail_interrupted(self) -> None:
+        # Which messages of a piece of content were taken is unknown.
+        self._failure = ClosedError(
+            f"reading was interrupted; make another reader {self._delivery.advice}"
+        )
+
+    # ------------------------------------------------------------------ replay
+
+    def _begin_replay(self) -> None:
+        """Read the begin of a transaction again, as it is not in memory any more."""
+        wanted = self._delivery.replay
+        assert wanted is not None
+        assert self._fetcher is not None
+        if wanted.begin >= wanted.end:
+            # A read with the end offset 0 has no end.
+            self._delivery.end_replay()
+            return
+        self._replay = self._fetcher.replay(wanted.journal, wanted.begin, wanted.end)
+        self._replay_decoder = self._new_decoder(self._opened[wanted.journal].at(wanted.begin))
+
+    def _accept_replayed(self, item: Item) -> None:
+        decoder, wanted = self._replay_decoder, self._delivery.replay
+        assert decoder is not None
+        assert wanted is not None
+        if isinstance(item, Content):
+            found, error = decoder.feed(*item.pieces)
+            self._delivery.add_replayed(found)
+            while error is not None:
+                self._raise_replayed(error)
+                found, error = decoder.feed()
+                self._delivery.add_replayed(found)
+        elif isinstance(item, Jumped):
+            self._raise_replayed(decoder.jump(item.offset))
+        elif isinstance(item, Ended):
+            _, error = decoder.finish()  # the range ends at a message's begin
+            self._raise_replayed(error)
+            if item.offset < wanted.end:
+                raise OffsetNotYetAvailableError(
+                    f"offsets {item.offset} to {wanted.end} cannot be read again, where a"
+                    " transaction was written that is acknowledged now",
+                    journal=item.journal,
+                    offset=item.offset,
+                )
+            self._replay = None
+            self._delivery.end_replay()
+        elif isinstance(item, Failed):
+            is_deleted = isinstance(item.error, JournalNotFoundError)
+            if not self._plan.block or self._plan.is_fixed or not is_deleted:
+                raise item.error
+            # The listing will follow, and other journals are read on.
+            _log.warning(
+                "%s was deleted, and with it a transaction to be delivered", wanted.journal
+            )
+            self._replay = None
+            self._delivery.forget(wanted.journal)
+        elif not self._is_closed:
+            # To end here would lose a transaction without an error.
+            raise ClosedError(
+                "reading a transaction again was broken off; make another reader"
+                f" {self._delivery.advice}"
+            )
+        else:
+            self._replay = None
+            self._finish()
+
+    def _raise_replayed(self, error: FramingError | None) -> None:
+        """Raise an error, or skip it again as when it was first read, without a warning."""
+        if error is not None and self._on_error == "raise":
+            raise error
+
+    # ------------------------------------------------------------------- close
+
+    def close(self) -> None:
+        """End reading. An iteration, in any thread, ends behind its batch."""
+        fetcher = self._closing()
+        if fetcher is not None:
+            fetcher.close()
+
+    async def aclose(self) -> None:
+        """End reading as :meth:`close`, in a coroutine."""
+        fetcher = self._closing()
+        if fetcher is not None:
+            await fetcher.aclose()
+
+    def _closing(self) -> Fetcher | None:
+        self._is_closed = True
+        if self._stop_when_dropped is not None:
+            self._stop_when_dropped.detach()
+        return self._fetcher if self._process_id == os.getpid() else None
+
+
+def _in_use() -> GazetteError:
+    return GazetteError(
+        "another thread or event loop waits for messages of this reader: give each a Reader of its"
+        " own, or take all messages in one and hand them over by a queue"
+    )

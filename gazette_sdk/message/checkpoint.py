@@ -1,0 +1,216 @@
+"""Checkpoints: exact positions of readers, from which others go on.
+
+The stored form is the message ``Checkpoint`` that all consumers store (shard section 1), after a
+seal: a magic and a checksum of the message. To a parser of the message the seal is a field that is
+not known, which Gazette's consumers skip. What they, and earlier releases, store has no seal.
+
+Counters (message section 15) and warnings of a sequencer, both bounded.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import time
+import zlib
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
+
+import google.protobuf.message
+from prometheus_client import Counter
+
+from gazette_sdk.errors import DecodeError
+from gazette_sdk.message.uuid import PRODUCER_BYTES, flags_text
+from gazette_sdk.protocol import consumer_pb2
+from gazette_sdk.protocol.names import strip_meta
+
+_MAGIC = b"\xa1\x06GZck"
+"""Tag of the field 100, of the type fixed64, and the first half of its value."""
+
+_CHECKSUM = struct.Struct("<I")
+_SEAL_BYTES = len(_MAGIC) + _CHECKSUM.size
+
+_ALIKE_MAX = 2
+"""Bytes that a message without a seal has in common with the magic at most: it begins with the tag
+of field 1 or 2, whose value begins with the tag of its own first field."""
+
+
+def sealed(message: bytes) -> bytes:
+    """Return a stored message with a seal before it."""
+    return _MAGIC + _CHECKSUM.pack(zlib.crc32(message)) + message
+
+
+def unsealed(stored: bytes) -> bytes:
+    """Return a stored message without its seal, or as it is if it has none.
+
+    Raises:
+        DecodeError: the message or its seal is damaged.
+    """
+    head = stored[: len(_MAGIC)]
+    if head == _MAGIC and len(stored) >= _SEAL_BYTES:
+        message = stored[_SEAL_BYTES:]
+        if stored[len(_MAGIC) : _SEAL_BYTES] == _CHECKSUM.pack(zlib.crc32(message)):
+            return message
+    elif sum(one == other for one, other in zip(head, _MAGIC, strict=False)) <= _ALIKE_MAX:
+        return stored
+    raise DecodeError(
+        f"{len(stored)} bytes of a checkpoint do not have the checksum with which they were stored;"
+        " restore them from a copy"
+    )
+
+
+class ProducerState(NamedTuple):
+    """Position of one producer in one journal.
+
+    Attributes:
+        journal: the journal.
+        producer: the producer's id, six bytes.
+        last_ack: clock up to which its messages are processed, or rolled back.
+        begin: offset of the first message of its open sequence; -1 if there is none.
+    """
+
+    journal: str
+    producer: bytes
+    last_ack: int
+    begin: int
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """Position in journals.
+
+    Attributes:
+        offsets: by journal, the offset to read on from.
+        producers: the producers whose messages were seen, in no particular order.
+        ack_intents: by journal, the framed acknowledgement that is to be appended to it, now and
+            after every restart.
+        create_revisions: by journal, the Etcd revision at which it was created, where it is known.
+            A journal of another create revision is another journal, of the same name.
+    """
+
+    offsets: dict[str, int] = field(default_factory=dict)
+    producers: list[ProducerState] = field(default_factory=list)
+    ack_intents: dict[str, bytes] = field(default_factory=dict)
+    create_revisions: dict[str, int] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """Return the stored form, with a checksum.
+
+        Equal checkpoints with producers in one order have equal bytes.
+        """
+        message = consumer_pb2.Checkpoint(ack_intents=self.ack_intents)
+        sources = message.sources
+        for journal, offset in self.offsets.items():
+            sources[journal].read_through = offset
+        for journal, revision in self.create_revisions.items():
+            sources[journal].create_revision = revision
+        for journal, producer, last_ack, begin in self.producers:
+            # Sub-messages that hold nothing but zeros are written, too.
+            state = consumer_pb2.Checkpoint.ProducerState(last_ack=last_ack, begin=begin)
+            sources[journal].producers.add(id=producer, state=state)
+        return sealed(message.SerializeToString(deterministic=True))
+
+    @classmethod
+    def from_bytes(cls, stored: bytes) -> Self:
+        """Return a checkpoint from its stored form, with or without a checksum.
+
+        A journal without an offset reads as one with offset 0.
+
+        Raises:
+            DecodeError: ``stored`` is no checkpoint, is damaged, or has no bytes.
+        """
+        whole = unsealed(stored)
+        if not stored:
+            raise DecodeError(
+                "no bytes are no checkpoint: everything would be read again from the begin; restore"
+                " them from a copy, or leave the checkpoint out to begin there"
+            )
+        message = consumer_pb2.Checkpoint()
+        try:
+            message.ParseFromString(whole)
+        except google.protobuf.message.DecodeError as error:
+            raise DecodeError(
+                f"{len(stored)} bytes are no checkpoint ({error}); pass what"
+                " Checkpoint.to_bytes() gave"
+            ) from error
+        if whole is stored and not message.sources and not message.ack_intents:
+            raise DecodeError(
+                f"{len(stored)} bytes are no checkpoint (they name no journal); pass what"
+                " Checkpoint.to_bytes() gave"
+            )
+        producers = [
+            ProducerState(
+                journal,
+                entry.id[:PRODUCER_BYTES].ljust(PRODUCER_BYTES, b"\0"),
+                entry.state.last_ack,
+                entry.state.begin,
+            )
+            for journal, source in sorted(message.sources.items())
+            for entry in source.producers
+        ]
+        offsets = {name: source.read_through for name, source in sorted(message.sources.items())}
+        revisions = {
+            name: source.create_revision
+            for name, source in sorted(message.sources.items())
+            if source.create_revision
+        }
+        return cls(offsets, producers, dict(message.ack_intents), revisions)
+
+
+_QUEUED = Counter(
+    "gazette_sequencer_queued",
+    "Messages sequenced, by their flags and by what became of them.",
+    ["journal", "flag", "outcome"],
+)
+_REPLAYED = Counter(
+    "gazette_sequencer_replay", "Messages read again to deliver a sequence.", ["journal"]
+)
+
+_UNKNOWN_FLAGS_MAX = 16
+"""Limit of unknown flags with a label of their own: journals may hold any flags."""
+
+_unknown_flags: set[int] = set()
+
+
+def count_queued(journal: str, flags: int, outcome: str, count: int) -> None:
+    """Count messages that were sequenced."""
+    label = flags_text(flags)
+    if label.startswith("Flags("):
+        if len(_unknown_flags) < _UNKNOWN_FLAGS_MAX:
+            _unknown_flags.add(flags)
+        if flags not in _unknown_flags:
+            label = "Flags(other)"
+    _QUEUED.labels(strip_meta(journal), label, outcome).inc(count)
+
+
+def count_replayed(journal: str, count: int) -> None:
+    """Count messages that were read again."""
+    _REPLAYED.labels(strip_meta(journal)).inc(count)
+
+
+class RareLog:
+    """Rate-limited log of conditions that every message may have.
+
+    Args:
+        log: the logger.
+        interval_s: seconds between two lines of one kind. The next line has the number of those
+            that were left out.
+    """
+
+    def __init__(self, log: logging.Logger, interval_s: float = 10.0) -> None:
+        self._log = log
+        self._interval_s = interval_s
+        self._silent: dict[str, tuple[float, int]] = {}
+
+    def __call__(self, level: int, text: str, *args: object) -> None:
+        """Log a line of the kind ``text``, filled with ``args``."""
+        now = time.monotonic()
+        until, left_out = self._silent.get(text, (now, 0))
+        if now < until:
+            self._silent[text] = until, left_out + 1
+            return
+        self._silent[text] = now + self._interval_s, 0
+        if left_out:
+            self._log.log(level, text + " (and %d more like this)", *args, left_out)
+        else:
+            self._log.log(level, text, *args)
