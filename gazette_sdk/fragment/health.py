@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 
 from gazette_sdk.errors import GazetteError, StoreError
 from gazette_sdk.fragment import metrics
+from gazette_sdk.fragment.content import open_without_redirects
 from gazette_sdk.fragment.stores.base import Store, describe
-from gazette_sdk.fragment.url_fetch import open_without_redirects
 
 __all__ = ["CHECK_PENDING", "StoreHealth", "check_delete", "check_store", "next_delay"]
 

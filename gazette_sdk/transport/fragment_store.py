@@ -28,8 +28,7 @@ from gazette_sdk.errors import (
     StoreError,
     ValidationError,
 )
-from gazette_sdk.fragment.content import open_fragment
-from gazette_sdk.fragment.cover import CoverSet
+from gazette_sdk.fragment.content import CoverSet, open_fragment
 from gazette_sdk.fragment.listing import list_fragments
 from gazette_sdk.fragment.stores import Store, open_store
 from gazette_sdk.protocol import broker_pb2 as pb

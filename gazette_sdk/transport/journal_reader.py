@@ -57,7 +57,7 @@ from gazette_sdk.errors import (
     for_status,
 )
 from gazette_sdk.fragment.content import FragmentReader
-from gazette_sdk.fragment.remote import open_url
+from gazette_sdk.fragment.listing import open_url
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import rules as rpc

@@ -20,7 +20,7 @@ from gazette_sdk.broker.resolver import Resolution
 from gazette_sdk.broker.spool.directory import Durability, SpoolDirectory
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry
 from gazette_sdk.errors import CallError, GazetteError
-from gazette_sdk.fragment.cover import CoverSet
+from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
 from gazette_sdk.protocol.journal_spec import desired_replication

@@ -137,7 +137,7 @@ def make_store(
                 (tmp_path / bucket / prefix if create else tmp_path / bucket).mkdir(parents=True)
                 local = SubTreeFileSystem(str(tmp_path / bucket), LocalFileSystem())
                 monkeypatch.setattr(
-                    "gazette_sdk.fragment.stores.hdfs.HadoopFileSystem",
+                    "gazette_sdk.fragment.stores.hadoop.HadoopFileSystem",
                     lambda **_: ArrowFSWrapper(local),
                 )
             elif kind != "memory":

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 
 from gazette_sdk.errors import JournalNotFoundError, SuspendedError
-from gazette_sdk.fragment.cover import CoverSet
+from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.journal_reader import read_metadata

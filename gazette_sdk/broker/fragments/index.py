@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from gazette_sdk.broker.spool.content_file import ContentFile
 from gazette_sdk.errors import ClosedError
-from gazette_sdk.fragment.cover import CoverSet
+from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
 
 __all__ = [

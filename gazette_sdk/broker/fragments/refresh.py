@@ -10,7 +10,7 @@ from typing import Final
 from gazette_sdk.broker.fragments.index import Index
 from gazette_sdk.cluster.broker_keys import JournalEntry
 from gazette_sdk.errors import GazetteError
-from gazette_sdk.fragment.cover import CoverSet
+from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.fragment.listing import StoredFragment, list_stored
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.outage import Outage

@@ -25,7 +25,7 @@ from gazette_sdk.broker.resolver import Resolution, Resolver
 from gazette_sdk.broker.spool.commit_log import Commit, CommitLog, write_all
 from gazette_sdk.broker.spool.content_file import CompletedSpool, ContentFile
 from gazette_sdk.errors import STATUS_NAMES, GazetteError, UnavailableError
-from gazette_sdk.fragment.cover import CoverSet
+from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability, Claims

@@ -53,7 +53,7 @@ from gazette_sdk.broker.spool.directory import Durability, SpoolDirectory
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry
 from gazette_sdk.cluster.keyspace import Change
 from gazette_sdk.errors import GazetteError, UnavailableError
-from gazette_sdk.fragment.cover import CoverSet
+from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import digest_of
 

@@ -26,7 +26,7 @@ from gazette_sdk.errors import (
     SuspendedError,
 )
 from gazette_sdk.fragment.content import FragmentReader
-from gazette_sdk.fragment.remote import open_url
+from gazette_sdk.fragment.listing import open_url
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.journal_reader import ByteReader, OffsetJumpError, RetryReader

@@ -12,7 +12,7 @@ from itertools import pairwise
 from gazette_sdk.cli.concurrency import for_each
 from gazette_sdk.cli.journals.selection import is_fully_suspended
 from gazette_sdk.errors import STATUS_NAMES, GazetteError, UnavailableError
-from gazette_sdk.fragment.cover import CoverSet
+from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wire import Target

@@ -17,8 +17,7 @@ from typing import Final
 
 from gazette_sdk.errors import StoreError
 from gazette_sdk.fragment.stores.base import ObjectStatus, Store, StoredContent, StoredObject
-from gazette_sdk.fragment.stores.file import FileStore
-from gazette_sdk.fragment.stores.memory import MemoryStore
+from gazette_sdk.fragment.stores.file import FileStore, MemoryStore
 from gazette_sdk.protocol.names import StoreURL, parse_store_url
 
 __all__ = [
@@ -40,8 +39,8 @@ _BACKENDS: Final = {
     "az": _AZURE,
     "abfs": _AZURE,
     "azure-ad": ("gazette_sdk.fragment.stores.azure:AzureADStore", "azure"),
-    "webhdfs": ("gazette_sdk.fragment.stores.webhdfs:WebHdfsStore", "hdfs"),
-    "hdfs": ("gazette_sdk.fragment.stores.hdfs:HdfsStore", "hdfs"),
+    "webhdfs": ("gazette_sdk.fragment.stores.hadoop:WebHdfsStore", "hdfs"),
+    "hdfs": ("gazette_sdk.fragment.stores.hadoop:HdfsStore", "hdfs"),
 }
 """Class of each scheme over a network, and the extra of this package that it needs."""
 

@@ -30,17 +30,15 @@ from fsspec.asyn import get_loop, sync
 
 from gazette_sdk.errors import StoreError
 from gazette_sdk.fragment.stores.base import (
+    ATTEMPTS,
+    CONNECT_TIMEOUT_S,
     PUT_TIMEOUT_S,
+    READ_TIMEOUT_S,
     ObjectStatus,
+    ObjectStore,
     StoredObject,
     describe,
     read_exactly,
-)
-from gazette_sdk.fragment.stores.objects import (
-    ATTEMPTS,
-    CONNECT_TIMEOUT_S,
-    READ_TIMEOUT_S,
-    ObjectStore,
 )
 from gazette_sdk.protocol.names import StoreURL
 

@@ -20,13 +20,15 @@ from yarl import URL
 
 from gazette_sdk.errors import StoreError
 from gazette_sdk.fragment.stores.base import (
+    CONNECT_TIMEOUT_S,
     PUT_TIMEOUT_S,
+    READ_TIMEOUT_S,
     ObjectStatus,
+    ObjectStore,
     StoredObject,
     describe,
     read_exactly,
 )
-from gazette_sdk.fragment.stores.objects import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ObjectStore
 from gazette_sdk.protocol.names import StoreURL
 
 __all__ = ["GCSStore"]

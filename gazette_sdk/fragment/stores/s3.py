@@ -15,13 +15,15 @@ from s3fs import S3FileSystem
 
 from gazette_sdk.errors import StoreError
 from gazette_sdk.fragment.stores.base import (
+    CONNECT_TIMEOUT_S,
     PUT_TIMEOUT_S,
+    READ_TIMEOUT_S,
     ObjectStatus,
+    ObjectStore,
     StoredObject,
     describe,
     read_exactly,
 )
-from gazette_sdk.fragment.stores.objects import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ObjectStore
 from gazette_sdk.protocol.names import StoreURL
 
 __all__ = ["S3Store"]

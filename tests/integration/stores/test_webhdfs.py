@@ -197,7 +197,7 @@ def test_hdfs_without_its_client_library_says_what_to_install(monkeypatch):
 
 
 def test_a_missing_package_is_named_with_its_remedy(monkeypatch):
-    monkeypatch.setitem(sys.modules, "gazette_sdk.fragment.stores.webhdfs", None)
+    monkeypatch.setitem(sys.modules, "gazette_sdk.fragment.stores.hadoop", None)
     with pytest.raises(StoreError, match=r'pip install "gazette-sdk\[hdfs\]"'):
         open_store("webhdfs://127.0.0.1/base/")
 

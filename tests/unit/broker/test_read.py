@@ -12,7 +12,7 @@ from gazette_sdk.broker.read import FileSpan, ReadServer
 from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.errors import CorruptFragmentError, FragmentNotFoundError
 from gazette_sdk.fragment.codecs import compressor
-from gazette_sdk.fragment.cover import CoverSet
+from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.fragment.stores import FileStore, open_store
 from gazette_sdk.protocol import broker_pb2 as pb

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from gazette_sdk.fragment.cover import CoverSet
+from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_spark import planning
 from gazette_spark.admission import admitted

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from gazette_sdk import JsonMessage
 from gazette_sdk.errors import ConfigurationError
-from gazette_sdk.fragment.cover import CoverSet
+from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_spark.content import JournalContent, list_content

@@ -14,7 +14,7 @@ from gazette_sdk.broker.append.store_health import (
 )
 from gazette_sdk.broker.fragments.index import Index
 from gazette_sdk.broker.slot import InvalidatedError, Signal
-from gazette_sdk.fragment.cover import CoverSet
+from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.fragment.health import CHECK_PENDING
 from gazette_sdk.fragment.registry import StoreRegistry
 from support.etcd import run

@@ -15,7 +15,7 @@ from gazette_sdk.broker.fragments import index as index_module
 from gazette_sdk.broker.fragments.index import OFFSET_JUMP_AGE_S, Index, Summary
 from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.errors import ClosedError
-from gazette_sdk.fragment.cover import CoverSet
+from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.spools import SpoolUser
 from support.vectors import cases

@@ -17,7 +17,7 @@ from gazette_sdk.broker.fragments.refresh import (
 )
 from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.errors import StoreError
-from gazette_sdk.fragment.cover import CoverSet
+from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import from_ns

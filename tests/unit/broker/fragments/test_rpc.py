@@ -9,7 +9,7 @@ import pytest
 from gazette_sdk.broker.fragments.index import Index
 from gazette_sdk.broker.fragments.rpc import SIGNATURE_TTL_MAX_S, check_store, list_page
 from gazette_sdk.errors import ValidationError
-from gazette_sdk.fragment.cover import CoverSet
+from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.fragment.stores import FileStore, open_store
 from gazette_sdk.protocol import broker_pb2 as pb

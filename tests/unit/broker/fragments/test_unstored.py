@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette_sdk.broker.fragments.unstored import Holding, missing_of
-from gazette_sdk.fragment.cover import CoverSet
+from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
 
 MEMBERS = [pb.ProcessSpec.ID(zone="zone", suffix=f"peer-{number}") for number in range(3)]
