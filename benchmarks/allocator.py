@@ -24,9 +24,8 @@ from unittest.mock import patch
 from measure import Figure, arguments, report
 
 from gazette_sdk.cluster import keys
-from gazette_sdk.cluster.allocator import balance
-from gazette_sdk.cluster.allocator.balance import balance_primaries
-from gazette_sdk.cluster.allocator.converge import converge
+from gazette_sdk.cluster.allocator import moves as balance
+from gazette_sdk.cluster.allocator.moves import balance_primaries, converge
 from gazette_sdk.cluster.allocator.solver import solve
 from gazette_sdk.cluster.allocator.state import State
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalAllocation, route_value

@@ -10,7 +10,6 @@ from typing import NamedTuple, TypeVar
 from google.protobuf.message import DecodeError
 
 from gazette_sdk.broker.authorize import admit_change
-from gazette_sdk.cluster.apply_items import ItemChange, apply_items
 from gazette_sdk.cluster.broker_keys import (
     BrokerAssignment,
     BrokerKeySpace,
@@ -19,6 +18,7 @@ from gazette_sdk.cluster.broker_keys import (
 )
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import Compare, Get
+from gazette_sdk.cluster.items import ItemChange, apply_items
 from gazette_sdk.errors import UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims

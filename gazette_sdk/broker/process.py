@@ -55,8 +55,7 @@ from gazette_sdk.cluster.broker_keys import (
 )
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.keyspace import Continuity
-from gazette_sdk.cluster.member_process import EtcdConfig, MemberProcess
-from gazette_sdk.cluster.membership import Membership
+from gazette_sdk.cluster.membership import EtcdConfig, MemberProcess, Membership
 from gazette_sdk.errors import ConfigurationError, EtcdError, EtcdUnavailableError
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb

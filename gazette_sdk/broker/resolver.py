@@ -22,8 +22,7 @@ from gazette_sdk.cluster.broker_keys import (
     JournalEntry,
     implied_route,
 )
-from gazette_sdk.cluster.identity import LocalIdentity
-from gazette_sdk.cluster.local_items import LocalItems
+from gazette_sdk.cluster.items import LocalIdentity, LocalItems
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims

@@ -26,7 +26,7 @@ from gazette_sdk.cli.failure import report
 from gazette_sdk.cli.journals.selection import file_root_of
 from gazette_sdk.cli.program import FAILED
 from gazette_sdk.cli.serving import Identity, serve_until_drained
-from gazette_sdk.cluster.member_process import EtcdConfig
+from gazette_sdk.cluster.membership import EtcdConfig
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol.authorization import authority_for
 from gazette_sdk.server.options import Group, public_values

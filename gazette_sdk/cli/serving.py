@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gazette_sdk.cluster.etcd_binary import safety_warning
+from gazette_sdk.cluster.etcd_server import safety_warning
 from gazette_sdk.errors import LeaseLostError
 from gazette_sdk.server.signals import StopSignal
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gazette_sdk.cluster.allocator.codec import Allocation
-from gazette_sdk.cluster.item_keyspace import (
+from gazette_sdk.cluster.allocator.state import Allocation
+from gazette_sdk.cluster.items import (
     AssignmentEntry,
     ItemEntry,
     MemberEntry,

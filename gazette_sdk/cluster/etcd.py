@@ -22,9 +22,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from gazette_sdk.cluster._etcd3 import rpc
-from gazette_sdk.cluster.etcd_binary import MINIMUM_VERSION, parse_version
-from gazette_sdk.cluster.etcd_channel import (
+from gazette_sdk.cluster.etcd_connections import (
+    REQUIRE_LEADER,
+    Connection,
+    Connections,
+    Endpoints,
     EtcdNoLeaderError,
     EtcdTokenError,
     ThreadChannel,
@@ -33,10 +35,8 @@ from gazette_sdk.cluster.etcd_channel import (
     is_of_connection,
     open_channel,
     open_thread_channel,
+    split_addresses,
 )
-from gazette_sdk.cluster.etcd_connections import REQUIRE_LEADER, Connection, Connections
-from gazette_sdk.cluster.etcd_endpoints import Endpoints, split_addresses
-from gazette_sdk.cluster.etcd_lease import LeaseLife, boot_s, keep_alive, run_beside
 from gazette_sdk.cluster.etcd_messages import (
     Compare,
     Delete,
@@ -53,8 +53,11 @@ from gazette_sdk.cluster.etcd_messages import (
     operation_message,
     prefix_end,
     range_result_of,
+    rpc,
     watch_batch_of,
 )
+from gazette_sdk.cluster.etcd_server import MINIMUM_VERSION, parse_version
+from gazette_sdk.cluster.lease import LeaseLife, boot_s, keep_alive, run_beside
 from gazette_sdk.errors import (
     ClosedError,
     ConfigurationError,
@@ -298,12 +301,12 @@ class Etcd:
         It is renewed on a thread and a connection of its own, so that no work of this event loop
         delays it. Broken connections are replaced for as long as the lease can still be alive. The
         schedule, and the end of a lease whose loop is stuck, are those of
-        :mod:`~gazette_sdk.cluster.lease_renewal`.
+        :mod:`~gazette_sdk.cluster.lease`.
 
         Args:
             lease: its id.
             ttl_s: its time to live.
-            granted_at: time since boot (:func:`~gazette_sdk.cluster.etcd_lease.boot_s`) at which
+            granted_at: time since boot (:func:`~gazette_sdk.cluster.lease.boot_s`) at which
                 its grant was requested; by default now.
             life: gets the time until which the lease is alive.
 

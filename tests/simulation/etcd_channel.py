@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from gazette_sdk.cluster import etcd
-from gazette_sdk.cluster._etcd3 import rpc
+from gazette_sdk.cluster.etcd_messages import rpc
 from simulation.etcd_model import MEMBER_ID, EtcdModel, EtcdRefusalError, Lease, Watcher
 from simulation.loop import Node, current_node, running_loop
 from simulation.network import Connection, End, Network
@@ -185,7 +185,7 @@ def _copy(message: Any) -> Any:
 
 
 class SimulatedChannel:
-    """Channel of one client: what :func:`gazette_sdk.cluster.etcd_channel.open_channel` returns.
+    """Channel of one client: what :func:`gazette_sdk.cluster.etcd_connections.open_channel` returns.
 
     Args:
         network: carries its calls.

@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from gazette_sdk.cluster._etcd3 import rpc
+from gazette_sdk.cluster.etcd_messages import rpc
 
 __all__ = ["CLUSTER_ID", "EtcdModel", "EtcdRefusalError", "Lease", "Watcher"]
 

@@ -20,9 +20,10 @@ from gazette_sdk.broker.replication.pipeline import Pipeline
 from gazette_sdk.broker.spool.content_file import CompletedSpool
 from gazette_sdk.broker.spool.directory import JournalSpools
 from gazette_sdk.broker.spool.spool import Spool
+from gazette_sdk.cluster import verification as decision
+from gazette_sdk.cluster import verification as verifier
 from gazette_sdk.cluster.keyspace import Continuity
-from gazette_sdk.cluster.verification import decision, verifier
-from gazette_sdk.cluster.verification.decision import Input, State
+from gazette_sdk.cluster.verification import Input, State
 
 __all__ = ["PLANTS"]
 

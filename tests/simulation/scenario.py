@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gazette_sdk.broker.spool.directory import Durability
-from gazette_sdk.cluster.verification.verifier import ANSWER_CALLS
+from gazette_sdk.cluster.verification import ANSWER_CALLS
 from gazette_sdk.errors import CorruptFragmentError, GazetteError
 from gazette_sdk.fragment.content import decode_fragment
 from gazette_sdk.fragment.stores.base import StoredContent

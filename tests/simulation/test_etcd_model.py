@@ -14,9 +14,8 @@ import grpc.aio
 import pytest
 
 from gazette_sdk.cluster import etcd as etcd_module
-from gazette_sdk.cluster._etcd3 import rpc, stubs
 from gazette_sdk.cluster.etcd import Etcd
-from gazette_sdk.cluster.etcd_messages import Compare, Delete, Get, KeyValue, Put
+from gazette_sdk.cluster.etcd_messages import Compare, Delete, Get, KeyValue, Put, rpc, stubs
 from gazette_sdk.errors import EtcdCompactedError, EtcdError, LeaseLostError
 from simulation.etcd_channel import ETCD_ADDRESS, EtcdHost, use_channels
 from simulation.loop import VirtualLoop

@@ -19,8 +19,7 @@ from google.protobuf.message import Message
 
 from gazette_sdk.broker.api.fronts import Chunk, Journals, chunks
 from gazette_sdk.broker.failover import failover
-from gazette_sdk.cluster.verification.decision import Input
-from gazette_sdk.cluster.verification.probe import DIAL_TIMEOUT_S
+from gazette_sdk.cluster.verification import DIAL_TIMEOUT_S, Input
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.rules import complete

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from gazette_sdk.cluster.allocator.codec import Allocation
+from gazette_sdk.cluster.allocator.state import Allocation
 from gazette_sdk.cluster.etcd_messages import KeyValue, WatchBatch, WatchEvent
-from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry, ItemKeySpace
+from gazette_sdk.cluster.items import AssignmentEntry, ItemEntry, ItemKeySpace
 from gazette_sdk.protocol import broker_pb2 as pb
 
 

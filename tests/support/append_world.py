@@ -18,7 +18,7 @@ from gazette_sdk.broker.append.common_case import append_now
 from gazette_sdk.broker.replica import Replica, ReplicaParts
 from gazette_sdk.broker.resolver import Resolution
 from gazette_sdk.broker.spool.directory import Durability, SpoolDirectory
-from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry
+from gazette_sdk.cluster.items import AssignmentEntry, ItemEntry
 from gazette_sdk.errors import CallError, GazetteError
 from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from gazette_sdk.cluster._etcd3 import rpc
 from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import rpc
 from gazette_sdk.cluster.etcd_server import EtcdServer
 from gazette_sdk.local_cluster import EtcdMembers
 from gazette_sdk.testing.etcd import EtcdFixture

@@ -10,10 +10,9 @@ from gazette_sdk.broker.failover.rebuilder import Rebuilder
 from gazette_sdk.broker.replication.peer_streams import PeerStreams
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalAllocation
 from gazette_sdk.cluster.etcd import Etcd
-from gazette_sdk.cluster.etcd_lease import LeaseLife
-from gazette_sdk.cluster.item_keyspace import AssignmentEntry
-from gazette_sdk.cluster.verification.probe import dial
-from gazette_sdk.cluster.verification.verifier import Verifier
+from gazette_sdk.cluster.items import AssignmentEntry
+from gazette_sdk.cluster.lease import LeaseLife
+from gazette_sdk.cluster.verification import Verifier, dial
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 

@@ -24,7 +24,7 @@ import math
 import time
 
 from gazette_sdk.cluster.etcd import Etcd
-from gazette_sdk.cluster.etcd_lease import LeaseLife, boot_s
+from gazette_sdk.cluster.lease import LeaseLife, boot_s
 from gazette_sdk.errors import EtcdError, UnavailableError
 
 __all__ = ["KnownLease", "PauseGuard"]

@@ -42,8 +42,7 @@ from gazette_sdk.cluster.broker_keys import (
 )
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import Compare
-from gazette_sdk.cluster.verification.decision import Input
-from gazette_sdk.cluster.verification.probe import DIAL_TIMEOUT_S
+from gazette_sdk.cluster.verification import DIAL_TIMEOUT_S, Input
 from gazette_sdk.errors import DeadlineExceededError, EtcdError
 from gazette_sdk.protocol import broker_pb2 as pb
 

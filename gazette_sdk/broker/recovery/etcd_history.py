@@ -28,7 +28,7 @@ from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import prefix_end
-from gazette_sdk.cluster.item_keyspace import AssignmentEntry
+from gazette_sdk.cluster.items import AssignmentEntry
 from gazette_sdk.cluster.keyspace import HistoryMark
 from gazette_sdk.errors import EtcdCompactedError
 from gazette_sdk.protocol import broker_pb2 as pb

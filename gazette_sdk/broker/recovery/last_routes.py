@@ -37,7 +37,7 @@ from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry, is_withdrawn
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import KeyValue, WatchEvent, prefix_end
-from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry
+from gazette_sdk.cluster.items import AssignmentEntry, ItemEntry
 from gazette_sdk.errors import EtcdCompactedError, EtcdError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.journal_spec import (

@@ -50,7 +50,7 @@ from gazette_sdk.broker.slot import Signal
 from gazette_sdk.broker.spool.commit_log import Head
 from gazette_sdk.broker.spool.content_file import CompletedSpool, ContentFile
 from gazette_sdk.broker.spool.directory import Durability, SpoolDirectory
-from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry
+from gazette_sdk.cluster.items import AssignmentEntry, ItemEntry
 from gazette_sdk.cluster.keyspace import Change
 from gazette_sdk.errors import GazetteError, UnavailableError
 from gazette_sdk.fragment.content import CoverSet

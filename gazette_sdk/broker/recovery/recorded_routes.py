@@ -25,7 +25,7 @@ from typing import NamedTuple
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import Compare, Delete, KeyValue, Operation, Put
-from gazette_sdk.cluster.item_keyspace import parse_value
+from gazette_sdk.cluster.items import parse_value
 from gazette_sdk.cluster.keyspace import Entry, KeySpace
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.journal_spec import is_suspended

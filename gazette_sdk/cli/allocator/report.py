@@ -9,7 +9,7 @@ from typing import Any, TextIO
 import orjson
 
 from gazette_sdk.cli.formats import NONE, write_table
-from gazette_sdk.cluster.allocator.description import MemberId
+from gazette_sdk.cluster.allocator.loop import MemberId
 from gazette_sdk.cluster.allocator.simulation import (
     ChangedItem,
     Load,

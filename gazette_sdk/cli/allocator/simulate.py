@@ -10,7 +10,7 @@ from gazette_sdk.cli.allocator.settings import SIMULATE, SimulateSettings
 from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cli.documents import load
 from gazette_sdk.cli.journals.apply import request_of
-from gazette_sdk.cluster.allocator.description import (
+from gazette_sdk.cluster.allocator.loop import (
     ClusterDescription,
     DescribedMember,
     MemberId,

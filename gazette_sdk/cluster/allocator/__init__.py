@@ -17,9 +17,8 @@ In reading order:
 * :mod:`~.description` and :mod:`~.simulation`: what would move if the cluster changed.
 """
 
-from gazette_sdk.cluster.allocator.codec import Allocation
 from gazette_sdk.cluster.allocator.loop import run_allocator
 from gazette_sdk.cluster.allocator.solver import solve
-from gazette_sdk.cluster.allocator.state import State
+from gazette_sdk.cluster.allocator.state import Allocation, State
 
 __all__ = ["Allocation", "State", "run_allocator", "solve"]

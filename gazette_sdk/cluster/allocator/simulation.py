@@ -13,18 +13,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from gazette_sdk.cluster import keys
-from gazette_sdk.cluster.allocator.balance import balance_primaries
-from gazette_sdk.cluster.allocator.codec import Allocation
-from gazette_sdk.cluster.allocator.converge import converge
-from gazette_sdk.cluster.allocator.description import (
+from gazette_sdk.cluster.allocator.loop import (
     ClusterDescription,
     DescribedItem,
     DescribedMember,
     MemberId,
 )
-from gazette_sdk.cluster.allocator.placement import fair_share
+from gazette_sdk.cluster.allocator.moves import balance_primaries, converge, fair_share
 from gazette_sdk.cluster.allocator.solver import solve
-from gazette_sdk.cluster.allocator.state import State
+from gazette_sdk.cluster.allocator.state import Allocation, State
 from gazette_sdk.cluster.etcd_messages import (
     Delete,
     KeyValue,
@@ -33,7 +30,7 @@ from gazette_sdk.cluster.etcd_messages import (
     WatchBatch,
     WatchEvent,
 )
-from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry, ItemKeySpace
+from gazette_sdk.cluster.items import AssignmentEntry, ItemEntry, ItemKeySpace
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol import broker_pb2 as pb
 

@@ -1,24 +1,51 @@
-"""Snapshot of the mirror, with values that the allocator derives from it (allocator section 3).
+"""Metrics of the allocator (allocator section 12).
+
+Snapshot of the mirror, with values that the allocator derives from it (allocator section 3).
 
 The mirror may change later, the state does not. Convergence updates the counts while it builds a
 round, so that they include the changes of earlier items.
+
+Interface of the allocator to values of items and members (allocator sections 1 and 10).
+
+Brokers and consumers each implement it; the rest of the allocator is the same for both.
 """
 
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from gazette_sdk.cluster.allocator.codec import Allocation
-from gazette_sdk.cluster.item_keyspace import (
-    AssignmentEntry,
-    ItemEntry,
-    ItemKeySpace,
-    MemberEntry,
+from prometheus_client import Counter, Gauge, Histogram
+
+from gazette_sdk.cluster.items import AssignmentEntry, ItemEntry, ItemKeySpace, MemberEntry
+
+ASSIGNMENT_ADDED = Counter(
+    "gazette_allocator_assignment_added_total",
+    "Assignments that a round wanted to add, whether or not its transaction succeeded.",
+)
+ASSIGNMENT_REMOVED = Counter(
+    "gazette_allocator_assignment_removed_total",
+    "Assignments that a round wanted to remove, whether or not its transaction succeeded.",
+)
+ASSIGNMENT_PACKED = Counter(
+    "gazette_allocator_assignment_packed_total",
+    "Assignments that a round wanted to give another slot, promotions included.",
+)
+CONVERGE = Counter("gazette_allocator_converge_total", "Rounds that succeeded.")
+MAX_FLOW_RUNTIME_SECONDS = Histogram(
+    "gazette_allocator_max_flow_runtime_seconds",
+    "Time it took to solve for assignments.",
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+)
+ITEMS = Gauge("gazette_allocator_items", "Items, as last seen by this process as the leader.")
+MEMBERS = Gauge("gazette_allocator_members", "Members, as last seen by this process as the leader.")
+DESIRED_REPLICATION_SLOTS = Gauge(
+    "gazette_allocator_desired_replication_slots",
+    "Assignments that all items want, as last seen by this process as the leader.",
 )
 
-__all__ = ["LOAD_RATIO_MAX", "State", "leader_of", "shed_capacity"]
 
 LOAD_RATIO_MAX: float = struct.unpack("f", struct.pack("I", 0x7F7FFFFF))[0]
 """Load ratio of a member that does not exist: the largest number of single precision."""
@@ -184,3 +211,65 @@ def shed_capacity(
         shed[member] = min(limits[member], excess)
         excess -= shed[member]
     return shed
+
+
+class Leaving(Protocol):
+    """Value of a member that can leave."""
+
+    @property
+    def exiting(self) -> bool:
+        """True if the member is leaving, and should hold no items."""
+
+
+I_contra = TypeVar("I_contra", contravariant=True)
+M_contra = TypeVar("M_contra", bound=Leaving, contravariant=True)
+A_contra = TypeVar("A_contra", contravariant=True)
+
+
+class Allocation(ABC, Generic[I_contra, M_contra, A_contra]):
+    """Rules for the values of items, members and assignments.
+
+    All methods are pure and fast: they are called for each item in each round.
+
+    Attributes:
+        balances_primaries: a primary changes places with a standby in sync whose member leads less.
+        needs_all_replicas: an item is not served with fewer members than it should have. Else those
+            behind the first are spare.
+    """
+
+    balances_primaries: ClassVar[bool] = False
+    needs_all_replicas: ClassVar[bool] = True
+
+    @abstractmethod
+    def desired_replication(self, item: I_contra) -> int:
+        """Return the number of members that the item should have, at least 0."""
+
+    @abstractmethod
+    def item_limit(self, member: M_contra) -> int:
+        """Return the greatest number of items that the member may hold, at least 0."""
+
+    def demoted_value(self, assignment: AssignmentEntry[Any]) -> bytes:  # noqa: ARG002 -- for others
+        """Return the value of a primary's assignment once it has another slot.
+
+        By default the replica begins again as a standby.
+        """
+        return b""
+
+    def is_exiting(self, member: M_contra) -> bool:
+        """Return True if the member is leaving, and should hold no items."""
+        return member.exiting
+
+    @abstractmethod
+    def is_consistent(
+        self,
+        item: ItemEntry[Any],
+        assignment: AssignmentEntry[Any],
+        assignments: Sequence[AssignmentEntry[Any]],
+    ) -> bool:
+        """Return True if ``assignment`` is in sync, so that another one can be removed safely.
+
+        Args:
+            item: the item.
+            assignment: one assignment of it.
+            assignments: all of them, in order of their keys.
+        """

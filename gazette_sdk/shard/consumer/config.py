@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gazette_sdk.cluster.keyspace import WATCH_DELAY_S
-from gazette_sdk.cluster.member_process import EtcdConfig
+from gazette_sdk.cluster.membership import EtcdConfig
 from gazette_sdk.protocol.shard_spec import DEFAULT_MAX_HOT_STANDBYS
 from gazette_sdk.transport.wire import Tls
 

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Self, TypeVar
 
-from gazette_sdk.cluster.member_process import EtcdConfig
+from gazette_sdk.cluster.membership import EtcdConfig
 from gazette_sdk.errors import ClosedError, ConfigurationError, GazetteError
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Authority

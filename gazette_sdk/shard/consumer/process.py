@@ -22,12 +22,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gazette_sdk.cluster.allocator.state import leader_of
-from gazette_sdk.cluster.apply_items import ItemChange, apply_items
 from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace, ShardAllocation, is_consistent
-from gazette_sdk.cluster.member_process import MemberProcess
-from gazette_sdk.cluster.verification.neighbours import Neighbours
-from gazette_sdk.cluster.verification.probe import dial, hold
-from gazette_sdk.cluster.verification.verifier import Verifier
+from gazette_sdk.cluster.items import ItemChange, apply_items
+from gazette_sdk.cluster.membership import MemberProcess
+from gazette_sdk.cluster.verification import Neighbours, Verifier, dial, hold
 from gazette_sdk.errors import ConfigurationError, EtcdTransactionFailedError, GazetteError
 from gazette_sdk.journals.changes import list_named
 from gazette_sdk.protocol import broker_pb2 as pb

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace, ShardEntry
-from gazette_sdk.cluster.identity import LocalIdentity
-from gazette_sdk.cluster.item_keyspace import ItemEntry
-from gazette_sdk.cluster.local_items import LocalItem, LocalItems
+from gazette_sdk.cluster.items import ItemEntry, LocalIdentity, LocalItem, LocalItems
 from gazette_sdk.errors import GazetteError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb

@@ -17,8 +17,7 @@ from gazette_sdk.broker.recovery import withheld
 from gazette_sdk.broker.recovery.etcd_history import RevisionFile
 from gazette_sdk.broker.spool.directory import accept_etcd
 from gazette_sdk.cluster import etcd as etcd_module
-from gazette_sdk.cluster.etcd_binary import find_etcd
-from gazette_sdk.cluster.etcd_server import EtcdServer
+from gazette_sdk.cluster.etcd_server import EtcdServer, find_etcd
 from gazette_sdk.cluster.keyspace import Entry, HistoryMark, KeySpace
 from gazette_sdk.errors import EtcdError
 from gazette_sdk.protocol import broker_pb2 as pb

@@ -10,7 +10,7 @@ import pytest
 
 from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.allocator import loop as module
-from gazette_sdk.cluster.allocator import metrics
+from gazette_sdk.cluster.allocator import state as metrics
 from gazette_sdk.cluster.allocator.loop import run_allocator
 from gazette_sdk.cluster.etcd_messages import Compare, Delete, Put
 from gazette_sdk.errors import EtcdUnavailableError, LeaseLostError

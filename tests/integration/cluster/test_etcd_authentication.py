@@ -6,8 +6,8 @@ from contextlib import aclosing
 
 import pytest
 
-from gazette_sdk.cluster._etcd3 import rpc
 from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import rpc
 from gazette_sdk.cluster.etcd_server import EtcdServer
 from gazette_sdk.cluster.membership import Membership
 from gazette_sdk.errors import ConfigurationError, EtcdError

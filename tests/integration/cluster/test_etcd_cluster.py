@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from gazette_sdk.cluster.etcd import Etcd
-from gazette_sdk.cluster.etcd_lease import boot_s
 from gazette_sdk.cluster.etcd_messages import Compare, Put
+from gazette_sdk.cluster.lease import boot_s
 from gazette_sdk.cluster.membership import Membership
 from gazette_sdk.errors import EtcdError, EtcdUnavailableError, LeaseLostError
 from gazette_sdk.protocol import broker_pb2 as pb

@@ -11,7 +11,7 @@ import pytest
 
 from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.etcd import Etcd
-from gazette_sdk.cluster.etcd_lease import boot_s
+from gazette_sdk.cluster.lease import boot_s
 from gazette_sdk.cluster.membership import Membership
 from gazette_sdk.errors import EtcdError, EtcdUnavailableError, LeaseLostError
 from gazette_sdk.protocol import broker_pb2 as pb

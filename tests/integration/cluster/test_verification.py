@@ -8,10 +8,9 @@ import logging
 
 import pytest
 
+from gazette_sdk.cluster import verification as verifier_module
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace
-from gazette_sdk.cluster.verification import verifier as verifier_module
-from gazette_sdk.cluster.verification.decision import Input
-from gazette_sdk.cluster.verification.verifier import Verifier
+from gazette_sdk.cluster.verification import Input, Verifier
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.brokers import LIMIT_S, ZONE
 from support.etcd import run

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette_sdk.cluster import keys
-from gazette_sdk.cluster.allocator.balance import (
+from gazette_sdk.cluster.allocator.moves import (
     EXCHANGES_MAX,
     ITEM_EXCHANGES_MAX,
     Exchanges,

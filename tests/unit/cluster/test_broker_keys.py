@@ -13,7 +13,7 @@ from gazette_sdk.cluster.broker_keys import (
     route_value,
 )
 from gazette_sdk.cluster.etcd_messages import KeyValue, WatchBatch, WatchEvent
-from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry, MemberEntry
+from gazette_sdk.cluster.items import AssignmentEntry, ItemEntry, MemberEntry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.journal_spec import DEFAULT_MAX_REPLICATION
 from support.vectors import cases, golden, group, label_set, route

@@ -5,7 +5,7 @@ import pytest
 from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace, ShardAllocation
 from gazette_sdk.cluster.etcd_messages import KeyValue, WatchBatch, WatchEvent
-from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry
+from gazette_sdk.cluster.items import AssignmentEntry, ItemEntry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.rules import complete

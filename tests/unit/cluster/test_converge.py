@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from gazette_sdk.cluster.allocator import metrics
-from gazette_sdk.cluster.allocator.converge import Checkpoint, ItemState, converge, remove_dead
+from gazette_sdk.cluster.allocator import state as metrics
+from gazette_sdk.cluster.allocator.loop import BatchedTxn
+from gazette_sdk.cluster.allocator.moves import Checkpoint, ItemState, converge, remove_dead
 from gazette_sdk.cluster.allocator.state import State
-from gazette_sdk.cluster.allocator.txn import BatchedTxn
 from gazette_sdk.cluster.etcd_messages import Compare, Delete, Put, TxnResult
 from gazette_sdk.errors import EtcdError
 from gazette_sdk.protocol import broker_pb2 as pb

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.cluster.allocator.converge import converge
+from gazette_sdk.cluster.allocator.moves import converge
 from gazette_sdk.cluster.allocator.solver import solve
 from gazette_sdk.cluster.allocator.state import State
 from gazette_sdk.cluster.etcd_messages import Delete, Put

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from gazette_sdk.cluster import etcd_binary as module
-from gazette_sdk.cluster.etcd_binary import find_etcd, parse_version, safety_warning
+from gazette_sdk.cluster import etcd_server as module
+from gazette_sdk.cluster.etcd_server import find_etcd, parse_version, safety_warning
 from gazette_sdk.errors import ConfigurationError
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from gazette_sdk.cluster.etcd_channel import (
+from gazette_sdk.cluster.etcd_connections import (
     EtcdNoLeaderError,
     _dial_target,
     error_of_status,

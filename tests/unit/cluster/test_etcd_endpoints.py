@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_sdk.cluster.etcd_endpoints import Endpoints, split_addresses
+from gazette_sdk.cluster.etcd_connections import Endpoints, split_addresses
 from gazette_sdk.errors import ConfigurationError
 
 A, B, C = "http://a:1", "http://b:1", "http://c:1"

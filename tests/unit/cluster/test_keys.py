@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette_sdk.cluster import keys
-from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry, MemberEntry
+from gazette_sdk.cluster.items import AssignmentEntry, ItemEntry, MemberEntry
 from support.allocation import filled
 from support.vectors import group
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.cluster.lease_renewal import (
+from gazette_sdk.cluster.lease import (
     OWNER_SILENT_TTLS,
     PAUSED_S,
     Answered,

@@ -5,8 +5,7 @@ import logging
 
 import pytest
 
-from gazette_sdk.cluster.identity import LocalIdentity
-from gazette_sdk.cluster.local_items import LocalItems
+from gazette_sdk.cluster.items import LocalIdentity, LocalItems
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.brokers import Mirror, journal_spec

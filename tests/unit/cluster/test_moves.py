@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette_sdk.cluster.allocator import moves as module
-from gazette_sdk.cluster.allocator.moves import undo_needless_moves
-from gazette_sdk.cluster.allocator.placement import complete, fair_share, shortfall
-from gazette_sdk.cluster.allocator.push_relabel import PushRelabel
-from gazette_sdk.cluster.allocator.solver import FlowNetwork, solve
+from gazette_sdk.cluster.allocator.moves import complete, fair_share, shortfall, undo_needless_moves
+from gazette_sdk.cluster.allocator.solver import FlowNetwork, PushRelabel, solve
 from gazette_sdk.cluster.allocator.state import State
 from support.allocation import VectorAllocation, filled, item_value, member_value
 

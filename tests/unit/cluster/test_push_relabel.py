@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.cluster.allocator.push_relabel import SINK, SOURCE, PushRelabel
+from gazette_sdk.cluster.allocator.solver import SINK, SOURCE, PushRelabel
 from support.vectors import group
 
 VECTORS = {case["source"].rpartition(":")[2]: case for case in group("allocator", "push_relabel")}

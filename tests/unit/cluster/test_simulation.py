@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette_sdk.cluster.allocator import simulation as module
-from gazette_sdk.cluster.allocator.description import (
+from gazette_sdk.cluster.allocator.loop import (
     ClusterDescription,
     DescribedItem,
     DescribedMember,

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette_sdk.cluster.allocator import solver as module
-from gazette_sdk.cluster.allocator.push_relabel import SINK, SOURCE, PushRelabel
-from gazette_sdk.cluster.allocator.solver import FlowNetwork, solve
+from gazette_sdk.cluster.allocator.solver import SINK, SOURCE, FlowNetwork, PushRelabel, solve
 from gazette_sdk.cluster.allocator.state import State
 from support.allocation import VectorAllocation, filled, item_value, member_value
 from support.vectors import group

@@ -7,7 +7,7 @@ import pytest
 
 from gazette_sdk.broker.failover import pause_guard
 from gazette_sdk.broker.failover.pause_guard import PauseGuard
-from gazette_sdk.cluster.etcd_lease import LeaseLife, boot_s
+from gazette_sdk.cluster.lease import LeaseLife, boot_s
 from gazette_sdk.errors import EtcdUnavailableError
 from support.etcd import run
 from support.spools import until

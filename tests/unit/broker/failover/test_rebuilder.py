@@ -12,7 +12,7 @@ from gazette_sdk.broker.failover.replacement import Action, Candidate, Decision
 from gazette_sdk.broker.replication.peer_streams import PeerStreams
 from gazette_sdk.cluster.broker_keys import JournalAllocation
 from gazette_sdk.cluster.etcd_messages import Delete, Put
-from gazette_sdk.cluster.verification.decision import Input
+from gazette_sdk.cluster.verification import Input
 from gazette_sdk.errors import DeadlineExceededError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.brokers import ZONE, Mirror, journal_spec

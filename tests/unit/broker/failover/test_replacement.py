@@ -17,7 +17,7 @@ from gazette_sdk.broker.failover.replacement import (
     unchanged,
 )
 from gazette_sdk.cluster.etcd_messages import Compare, Delete, Put
-from gazette_sdk.cluster.item_keyspace import AssignmentEntry
+from gazette_sdk.cluster.items import AssignmentEntry
 from gazette_sdk.protocol import broker_pb2 as pb
 
 

@@ -6,14 +6,7 @@ from itertools import product
 
 import pytest
 
-from gazette_sdk.cluster.verification.decision import (
-    ENDS,
-    NOTHING_LISTENS,
-    VERIFICATION,
-    Input,
-    State,
-    step,
-)
+from gazette_sdk.cluster.verification import ENDS, NOTHING_LISTENS, VERIFICATION, Input, State, step
 
 BETWEEN = [state for state in State if state not in ENDS]
 

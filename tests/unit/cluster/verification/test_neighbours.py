@@ -6,9 +6,8 @@ import asyncio
 
 import pytest
 
-from gazette_sdk.cluster.verification import neighbours as neighbours_module
-from gazette_sdk.cluster.verification.decision import Input
-from gazette_sdk.cluster.verification.neighbours import NEIGHBOURS_MAX, Neighbours
+from gazette_sdk.cluster import verification as neighbours_module
+from gazette_sdk.cluster.verification import NEIGHBOURS_MAX, Input, Neighbours
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.brokers import ZONE, Mirror
 from support.etcd import run

@@ -7,8 +7,7 @@ import threading
 
 import pytest
 
-from gazette_sdk.cluster.verification.decision import Input
-from gazette_sdk.cluster.verification.probe import dial, hold
+from gazette_sdk.cluster.verification import Input, dial, hold
 from support.etcd import run
 
 

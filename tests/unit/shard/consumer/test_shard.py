@@ -11,7 +11,7 @@ import pytest
 
 from gazette_sdk import shard as api
 from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace
-from gazette_sdk.cluster.item_keyspace import ItemEntry
+from gazette_sdk.cluster.items import ItemEntry
 from gazette_sdk.errors import DecodeError, JournalNotFoundError
 from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.protocol import broker_pb2 as pb
