@@ -13,8 +13,8 @@ from gazette_sdk.cli.settings import DEV, DevSettings
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.local_cluster import LocalCluster
+from gazette_sdk.server.process import StopSignal
 from gazette_sdk.server.settings import LOGGING, LoggingSettings
-from gazette_sdk.server.signals import StopSignal
 
 __all__ = ["run"]
 

@@ -18,12 +18,14 @@ from gazette_sdk.cli.entry import INTERRUPTED
 from gazette_sdk.cli.failure import TimedOutError, report
 from gazette_sdk.cli.usage import command_help, program_help
 from gazette_sdk.errors import ConfigurationError, GazetteError
-from gazette_sdk.server.ini import IniFile, find_ini, nearest
 from gazette_sdk.server.options import (
     Group,
+    IniFile,
     Sources,
+    find_ini,
     first_positional,
     ini_keys,
+    nearest,
     parse_arguments,
 )
 from gazette_sdk.server.settings import LoggingSettings

@@ -30,10 +30,9 @@ from gazette_sdk.cluster.membership import EtcdConfig
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol.authorization import authority_for
 from gazette_sdk.server.options import Group, public_values
-from gazette_sdk.server.process import STOP_GRACE_S, configured_server
-from gazette_sdk.server.secrets import with_secrets
+from gazette_sdk.server.process import STOP_GRACE_S, StopSignal, configured_server
 from gazette_sdk.server.settings import DEBUG, pet_name
-from gazette_sdk.server.signals import StopSignal
+from gazette_sdk.server.tls import with_secrets
 from gazette_sdk.shard.consumer.config import ConsumerConfig
 from gazette_sdk.shard.consumer.dev_etcd import etcd_of_dev
 from gazette_sdk.shard.consumer.process import StuckShardsError

@@ -16,11 +16,9 @@ from gazette_sdk.cli.serving import Identity, serve_until_drained
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.local_cluster.broker import DEV_VARIABLE
 from gazette_sdk.protocol.authorization import Authority, authority_for
-from gazette_sdk.server.audit import AUDIT
+from gazette_sdk.server.authorization import AUDIT
 from gazette_sdk.server.options import Group, public_values
-from gazette_sdk.server.process import configured_server
-from gazette_sdk.server.reload import ReloadedFiles
-from gazette_sdk.server.secrets import with_secrets
+from gazette_sdk.server.process import ReloadedFiles, StopSignal, configured_server
 from gazette_sdk.server.settings import (
     BROKER,
     DEBUG,
@@ -29,8 +27,7 @@ from gazette_sdk.server.settings import (
     EtcdSettings,
     pet_name,
 )
-from gazette_sdk.server.signals import StopSignal
-from gazette_sdk.server.tls import reload_certificates
+from gazette_sdk.server.tls import reload_certificates, with_secrets
 from gazette_sdk.transport.wire import Tls
 
 __all__ = ["configuration_of", "run"]

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from gazette_sdk.cluster.etcd_server import safety_warning
 from gazette_sdk.errors import LeaseLostError
-from gazette_sdk.server.signals import StopSignal
+from gazette_sdk.server.process import StopSignal
 
 __all__ = ["DRAIN_NOTICE_S", "Identity", "ServedMember", "serve_until_drained"]
 

@@ -1,18 +1,131 @@
-"""Authorization of callers, and its end in time (protocol section 12)."""
+"""Audit log: who wrote and who was refused, as records of the logger ``gazette.audit``.
+
+Equal events of one minute are one record. Its repetitions are counted, and are logged with the next
+one or at the end of the minute. So a loop of refused calls does not fill a disk. Different events
+are bounded in number, too: unknown clients choose the names in them.
+
+Authorization of callers, and its end in time (protocol section 12).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gazette_sdk.errors import DeadlineExceededError
 from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability, Claims
 from gazette_sdk.server.call import Call
 
-__all__ = ["Authorization"]
+AUDIT = logging.getLogger("gazette.audit")
+
+REPEAT_S = 60.0
+"""Time in which equal events are one record."""
+
+RECORDS_PER_SECOND_MAX = 50
+"""Greatest number of records in one second. Further events are counted."""
+
+TEXT_MAX = 256
+"""Greatest length of a text in a record."""
+
+
+class AuditEvent(NamedTuple):
+    """A write, or a call that was refused.
+
+    Attributes:
+        method: name of the RPC.
+        outcome: status of the call, or the reason of the refusal.
+        peer: address of the caller, without its port; empty if it is unknown.
+        journal: name of the journal, or names; empty if the call was refused before it was read.
+        subject: claim ``sub`` of the token; empty if there is none, or it was not verified.
+        token_id: claim ``jti`` of the token, or else the id of the key that signed it.
+        is_refusal: True for a refused call.
+    """
+
+    method: str
+    outcome: str
+    peer: str
+    journal: str = ""
+    subject: str = ""
+    token_id: str = ""
+    is_refusal: bool = False
+
+
+@dataclass(slots=True)
+class _Repeated:
+    until_s: float
+    count: int = 0
+
+
+class AuditLog:
+    """Log of writes and refusals, rate-limited.
+
+    Args:
+        now: the time in seconds, for tests.
+    """
+
+    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._repeated: dict[AuditEvent, _Repeated] = {}  # oldest first
+        self._second = 0
+        self._records = 0
+        self._left_out = 0
+
+    def record(self, event: AuditEvent) -> None:
+        """Log an event, or count it."""
+        now = self._now()
+        self._expire(now)
+        known = self._repeated.get(event)
+        if known is not None:
+            known.count += 1
+        elif self._has_room(now):
+            self._repeated[event] = _Repeated(now + REPEAT_S)
+            self._log(event, 0)
+        else:
+            self._left_out += 1
+
+    def close(self) -> None:
+        """Log what was counted, and not logged yet."""
+        self._expire(float("inf"))
+        self._log_left_out()
+
+    def _has_room(self, now: float) -> bool:
+        if int(now) != self._second:
+            self._second, self._records = int(now), 0
+            self._log_left_out()
+        self._records += 1
+        return self._records <= RECORDS_PER_SECOND_MAX
+
+    def _expire(self, now: float) -> None:
+        while self._repeated:
+            event = next(iter(self._repeated))
+            if self._repeated[event].until_s > now:
+                return
+            count = self._repeated.pop(event).count
+            if count:
+                self._log(event, count)
+
+    def _log_left_out(self) -> None:
+        if self._left_out:
+            AUDIT.warning("%d events were left out: there were too many", self._left_out)
+            self._left_out = 0
+
+    def _log(self, event: AuditEvent, repeated: int) -> None:
+        fields: dict[str, object] = {
+            name: value[:TEXT_MAX]
+            for name, value in event._asdict().items()
+            if isinstance(value, str) and value
+        }
+        if repeated:
+            fields["repeated"] = repeated
+        if event.is_refusal:
+            AUDIT.warning("%s refused", event.method, extra=fields)
+        else:
+            AUDIT.info("%s answered", event.method, extra=fields)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,7 @@ from gazette_sdk.errors import CallError, GazetteError, UnauthenticatedError
 from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability
 from gazette_sdk.protocol.rules import ERROR_METADATA, Rpc
 from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, Call, call_of
-from gazette_sdk.server.metrics import meters_of
-from gazette_sdk.server.outcomes import SUCCESS, Outcome, malformed, outcome_of
+from gazette_sdk.server.metrics import SUCCESS, Outcome, malformed, meters_of, outcome_of
 from gazette_sdk.server.splice import Splicer
 
 __all__ = ["DEFAULT_MAX_RECEIVE_BYTES", "ActiveCall", "GrpcServer", "Method"]

@@ -31,7 +31,7 @@ from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability
 from gazette_sdk.protocol.rules import OWN_FIELDS_FROM, is_non_null
 from gazette_sdk.server.call import Call
 from gazette_sdk.server.http import Target
-from gazette_sdk.server.peer_limits import peer_of
+from gazette_sdk.server.listener import peer_of
 
 __all__ = ["JsonGateway", "JsonStream", "JsonUnary", "message_json"]
 

@@ -1,4 +1,14 @@
-"""Listener: the public port of a server, with every protocol on one socket.
+"""Limits of clients: connections and calls of each peer, processor time of all unknown ones.
+
+A peer is an IP address. An unknown client has no good token, or has not shown it yet.
+
+Acceptor of the connections of a listening socket.
+
+It takes the place of asyncio's server, which accepts all connections that wait in one turn of the
+event loop. When the process has no free descriptor, that server also logs a traceback and starts a
+timer for each of them.
+
+Listener: the public port of a server, with every protocol on one socket.
 
 The protocol of a new connection is determined by its first bytes, or by ALPN of TLS. Then the
 connection, with those bytes, is given to that protocol's own asyncio protocol object, and the
@@ -14,18 +24,273 @@ import errno
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Iterable
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from gazette_sdk.errors import ConfigurationError
-from gazette_sdk.server.acceptor import Acceptor
-from gazette_sdk.server.peer_limits import PeerLimits, UnknownShare
+from gazette_sdk.errors import CallError, ConfigurationError
 
-__all__ = ["HTTP_OPENINGS", "OPENING_TIMEOUT_S", "Listener", "PortProtocol", "find_protocol"]
+_MAPPED = "::ffff:"  # begins an IPv4 address in the form of IPv6
+
+PEERS_CHECKED = 1024
+"""Number of peers from which on those without connections are forgotten."""
+
+
+def peer_of(address: Any) -> str:
+    """Return the IP address of a socket's peer; empty for a Unix socket."""
+    return address[0].removeprefix(_MAPPED) if isinstance(address, tuple) and address else ""
+
+
+class PeerLimits:
+    """Counts of connections and calls by peer. Peers without an address have no limits.
+
+    Args:
+        connections_max: greatest number of connections of one peer; 0 for no limit.
+        calls_max: greatest number of concurrent calls of one peer; 0 for no limit.
+        calls_remedy: end of the error of one call more.
+
+    Attributes:
+        calls_max: as given.
+    """
+
+    def __init__(
+        self,
+        *,
+        connections_max: int = 0,
+        calls_max: int = 0,
+        calls_remedy: str = "or raise --broker.max-peer-calls",
+    ) -> None:
+        self._connections_max = connections_max
+        self.calls_max = calls_max
+        self._calls_remedy = calls_remedy
+        self._connections: dict[str, weakref.WeakSet[asyncio.BaseTransport]] = {}
+        self._calls: Counter[str] = Counter()
+
+    def connected(self, transport: asyncio.BaseTransport) -> str:
+        """Count a connection. Return the reason if it is refused, else the empty string."""
+        peer = peer_of(transport.get_extra_info("peername"))
+        if not self._connections_max or not peer:
+            return ""
+        if len(self._connections) >= PEERS_CHECKED:
+            self._connections = {ip: open_ for ip, open_ in self._connections.items() if open_}
+        found = self._connections.setdefault(peer, weakref.WeakSet())
+        if len(found) >= self._connections_max:
+            for other in [other for other in found if other.is_closing()]:
+                found.discard(other)
+        if len(found) >= self._connections_max:
+            return (
+                f"{peer} has {self._connections_max} connections already; close some, or raise "
+                "--broker.max-peer-connections"
+            )
+        found.add(transport)
+        return ""
+
+    @contextlib.contextmanager
+    def calling(self, peer: str) -> Iterator[None]:
+        """Count a call while the context is open.
+
+        Raises:
+            CallError: RESOURCE_EXHAUSTED: the peer has too many calls.
+        """
+        if not self.calls_max or not peer:
+            yield
+            return
+        if self._calls[peer] >= self.calls_max:
+            raise CallError(
+                f"{peer} has {self.calls_max} calls in progress already; wait for some, "
+                f"{self._calls_remedy}",
+                code="RESOURCE_EXHAUSTED",
+            )
+        self._calls[peer] += 1
+        try:
+            yield
+        finally:
+            self._calls[peer] -= 1
+            if not self._calls[peer]:
+                del self._calls[peer]
+
+
+UNKNOWN_SHARE = 0.2
+"""Part of a core that unknown clients get."""
+
+UNKNOWN_CREDIT_S = 0.2
+"""Processor time that they may use at once, after a pause: for probes of health, and for clients
+that all connect again when a server has started."""
+
+UNKNOWN_DEBT_S = 0.5
+"""Greatest processor time that is held against them, so that a flood soon is forgotten."""
+
+
+class UnknownCost(float, Enum):
+    """Processor time of an unknown client's steps, in seconds, as measured."""
+
+    CONNECTION = 0.00025
+    GRPC_CONNECTION = 0.0005
+    GRPC_CALL = 0.001
+    HTTP_REQUEST = 0.0006
+    STREAM_FRAME = 0.00002
+
+
+class UnknownShare:
+    """Share of a core that clients without a good token get together.
+
+    Their steps are counted with fixed costs. Once they have used more than their share, connections
+    are accepted slowly, and their requests and calls wait. What a client with a good token cost
+    before that was known is given back.
+
+    Args:
+        now: monotonic time in seconds.
+    """
+
+    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._debt_s = -UNKNOWN_CREDIT_S
+        self._at_s = now()
+
+    def spend(self, cost_s: float) -> None:
+        """Count a step; give it back if its cost is negative."""
+        debt_s = self._debt_now() + cost_s
+        self._debt_s = max(-UNKNOWN_CREDIT_S, min(debt_s, UNKNOWN_DEBT_S))
+
+    @property
+    def delay_s(self) -> float:
+        """Seconds until the next step may be made."""
+        return max(0.0, self._debt_now() / UNKNOWN_SHARE)
+
+    def _debt_now(self) -> float:
+        now_s = self._now()
+        self._debt_s = max(-UNKNOWN_CREDIT_S, self._debt_s - (now_s - self._at_s) * UNKNOWN_SHARE)
+        self._at_s = now_s
+        return self._debt_s
+
+
+def http_refusal(reason: str) -> bytes:
+    """Return the response that refuses an HTTP/1 connection, or one of gRPC.
+
+    gRPC clients report the status of such a response, and dial again with a growing pause. After
+    HTTP/2 frames that begin with SETTINGS they dial again at once, and without end.
+    """
+    body = reason.encode() + b"\n"
+    return (
+        b"HTTP/1.1 429 Too Many Requests\r\nContent-Type: text/plain; charset=utf-8\r\n"
+        b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+    ) + body
+
 
 _log = logging.getLogger(__name__)
+
+ACCEPTS_PER_TURN = 4
+"""Connections accepted in one turn of the event loop. Thousands of new connections must not keep
+the loop from those that are served."""
+
+PACE_S = 0.004
+"""Pause after so many, if more may wait: at most 1,000 connections are made per second. Clients of
+the stream transport wait one second for the answer to their preface, before they choose gRPC."""
+
+SLOW_PACE_S = 0.03
+"""The longest such pause, while unknown clients have used more than their share of a core."""
+
+RETRY_S = 0.5
+"""Pause after the process was out of descriptors or memory. Connections wait in the kernel."""
+
+WARN_PERIOD_S = 60.0
+"""Period of the warnings while this goes on."""
+
+_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
+
+class Acceptor:
+    """Accepts the connections of one socket, from its construction to :meth:`close`.
+
+    Args:
+        listening: the socket; closed by :meth:`close`.
+        factory: makes the protocol object of a connection.
+        tls: TLS to terminate on its connections.
+        handshake_timeout_s: bound of the handshake of TLS.
+        unknown: processor time of unknown clients.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        factory: Callable[[], asyncio.BaseProtocol],
+        *,
+        tls: ssl.SSLContext | None,
+        handshake_timeout_s: float,
+        unknown: UnknownShare,
+    ) -> None:
+        self._unknown = unknown
+        self._listening = listening
+        self._factory = factory
+        self._tls = tls
+        self._handshake_timeout_s = handshake_timeout_s if tls is not None else None
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._retry: asyncio.TimerHandle | None = None
+        self._quiet_until_s = 0.0
+        self._loop.add_reader(listening, self._accept)
+
+    def close(self) -> None:
+        """Accept no further connections. Those that were accepted are still made."""
+        if self._retry is not None:
+            self._retry.cancel()
+        self._loop.remove_reader(self._listening)
+        self._listening.close()
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                connection, _address = self._listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _EXHAUSTED:
+                    raise
+                self._warn(error)
+                self._pause(RETRY_S)
+                return
+            connection.setblocking(False)
+            self._unknown.spend(UnknownCost.CONNECTION)
+            task = self._loop.create_task(self._make(connection))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        self._pause(max(PACE_S, min(self._unknown.delay_s, SLOW_PACE_S)))
+
+    def _pause(self, pause_s: float) -> None:
+        """Accept again after a pause. The kernel reports the socket as ready all the time."""
+        self._loop.remove_reader(self._listening)
+        self._retry = self._loop.call_later(
+            pause_s, self._loop.add_reader, self._listening, self._accept
+        )
+
+    def _warn(self, error: OSError) -> None:
+        now_s = self._loop.time()
+        if now_s >= self._quiet_until_s:
+            self._quiet_until_s = now_s + WARN_PERIOD_S
+            _log.warning(
+                "no connection can be accepted (%s); raise the limit of open files (ulimit -n), or "
+                "stop the clients that hold too many connections",
+                error.strerror,
+            )
+
+    async def _make(self, connection: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(
+                self._factory,
+                connection,
+                ssl=self._tls,
+                ssl_handshake_timeout=self._handshake_timeout_s,
+            )
+        except (OSError, TimeoutError) as error:  # errors of TLS are among the former
+            _log.debug("a connection was not made: %s", error)
+            connection.close()
+
 
 OPENING_TIMEOUT_S = 5.0
 """Seconds within which a new connection has to finish TLS and send its first bytes: less than the

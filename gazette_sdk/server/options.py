@@ -1,4 +1,10 @@
-"""Tables of options, and the sources of their values (cli sections 1.1, 1.2 and 1.5).
+"""INI files (cli section 1.3).
+
+``[Section]``, ``Key = value``, comments behind ``;`` or ``#`` on lines of their own, values
+optionally in double quotes with escapes, keys repeated for lists. Sections are compared without
+regard to case.
+
+Tables of options, and the sources of their values (cli sections 1.1, 1.2 and 1.5).
 
 A group of options is a pydantic model whose fields are annotated with an :class:`Option`; the
 :class:`Group` adds the names' prefixes and the INI section. From that one table follow the command
@@ -16,34 +22,171 @@ The first source that has an option is used: command line, INI file, environment
 
 from __future__ import annotations
 
+import difflib
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
+from pathlib import Path
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 from pydantic import ValidationError as PydanticValidationError
 
 from gazette_sdk.errors import ConfigurationError, ValidationError
 from gazette_sdk.protocol.durations import SECOND_NS, format_duration, parse_duration
-from gazette_sdk.server.ini import IniFile, ini_value, nearest
 from gazette_sdk.server.logging import is_secret_name
 
-__all__ = [
-    "Arguments",
-    "BoundOption",
-    "Group",
-    "Option",
-    "Seconds",
-    "Settings",
-    "Sources",
-    "first_positional",
-    "ini_keys",
-    "load",
-    "parse_arguments",
-    "print_config",
-    "public_values",
-]
+_SECTION_RATIO_MIN = 0.85
+"""Least similarity of an unknown section to a known one that makes it a typing error."""
+
+
+class IniEntry(NamedTuple):
+    """Entry of an INI file.
+
+    Attributes:
+        section: its section, in lower case.
+        key: its key, as it is written.
+        value: its value, without quotes.
+        line: number of its line, from 1.
+    """
+
+    section: str
+    key: str
+    value: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class IniFile:
+    """Entries of an INI file.
+
+    Attributes:
+        path: the file.
+        entries: its entries, in the file's order.
+    """
+
+    path: Path
+    entries: list[IniEntry] = field(default_factory=list)
+
+    def values_of(self, section: str, names: Sequence[str]) -> list[str]:
+        """Return all values in a section under any of ``names``."""
+        section = section.lower()
+        return [
+            entry.value for entry in self.entries if entry.section == section and entry.key in names
+        ]
+
+    def check(self, known: Mapping[str, Collection[str]]) -> None:
+        """Refuse keys that a known section does not have.
+
+        Other programs have sections of their own in the file. So an unknown section is refused
+        only if its name is nearly that of a known one.
+
+        Args:
+            known: keys of each section.
+
+        Raises:
+            ConfigurationError: an entry is unknown; it has the line, and the nearest known name.
+        """
+        keys_of = {title.lower(): keys for title, keys in known.items()}
+        title_of = {title.lower(): title for title in known}
+        for entry in self.entries:
+            where = f"{self.path}:{entry.line}"
+            keys = keys_of.get(entry.section)
+            if keys is None:
+                if found := nearest(entry.section, known, ratio_min=_SECTION_RATIO_MIN):
+                    raise ConfigurationError(
+                        f"{where}: unknown section [{entry.section}]; did you mean [{found}]?"
+                    )
+            elif entry.key not in keys:
+                found = nearest(entry.key, keys)
+                hint = f"did you mean {found}?" if found else "`print-config` shows all keys"
+                raise ConfigurationError(
+                    f"{where}: [{title_of[entry.section]}] has no key {entry.key!r}; {hint}"
+                )
+
+
+def nearest(name: str, known: Iterable[str], *, ratio_min: float = 0.6) -> str:
+    """Return the known name that is most like an unknown one; empty if none is.
+
+    Args:
+        name: the unknown name. Case makes no difference.
+        known: the known names.
+        ratio_min: least similarity, from 0 to 1.
+    """
+    by_lower = {each.lower(): each for each in known}
+    found = difflib.get_close_matches(name.lower(), by_lower, 1, ratio_min)
+    return by_lower[found[0]] if found else ""
+
+
+def find_ini(name: str, directories: Iterable[Path] | None = None) -> IniFile | None:
+    """Read the first existing file ``name`` in a list of directories.
+
+    Args:
+        name: such as ``gazette.ini``.
+        directories: the list; by default ``.``, ``$HOME/.config/gazette`` and
+            ``%UserProfile%/.config/gazette``.
+
+    Raises:
+        ConfigurationError: a file exists but cannot be read, or is no INI file.
+    """
+    for directory in _directories() if directories is None else directories:
+        path = directory / name
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"{path} cannot be read: {error}") from error
+        return parse_ini(text, path)
+    return None
+
+
+def _directories() -> list[Path]:
+    homes = [os.environ.get(name) for name in ("HOME", "UserProfile")]
+    return [Path(), *(Path(home) / ".config" / "gazette" for home in homes if home)]
+
+
+def parse_ini(text: str, path: Path) -> IniFile:
+    """Parse the text of an INI file.
+
+    Raises:
+        ConfigurationError: a line is none of section, entry and comment; it has the line.
+    """
+    ini = IniFile(path)
+    section = ""
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = raw.strip()
+        if not line or line[0] in ";#":
+            continue
+        if line[0] == "[":
+            if line[-1] != "]":
+                raise ConfigurationError(f"{path}:{number}: a section ends in ']'")
+            section = line[1:-1].strip().lower()
+            continue
+        key, equals, value = line.partition("=")
+        if not equals:
+            raise ConfigurationError(f"{path}:{number}: write `Key = value`, not {line!r}")
+        try:
+            text = _unquoted(value.strip())
+        except ValueError as error:
+            raise ConfigurationError(f"{path}:{number}: the quoted value is malformed") from error
+        ini.entries.append(IniEntry(section, key.strip(), text, number))
+    return ini
+
+
+def _unquoted(value: str) -> str:
+    if len(value) >= 2 and value[0] == value[-1] == '"':
+        return str(json.loads(value, strict=False))
+    return value
+
+
+def ini_value(text: str) -> str:
+    """Return ``text`` as a value in an INI file, quoted where needed."""
+    if text != text.strip() or text[:1] == '"' or not text.isprintable():
+        return json.dumps(text)
+    return text
 
 
 class Settings(BaseModel):

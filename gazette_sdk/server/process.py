@@ -1,32 +1,206 @@
-"""Server: a public port and all protocols on it."""
+"""Limits of the operating system which a server has to raise.
+
+Stop signals: SIGTERM and SIGINT ask a server to drain and exit, SIGQUIT to exit without a drain.
+
+The first one wakes the waiters. Later ones of the first two do nothing: a drain continues (cli
+section 3.1). SIGQUIT ends a drain, too.
+
+Files that a running server reads again: keys and certificates.
+
+A file is read again when its time of modification, its size or its inode has changed, which is
+checked periodically, and at SIGHUP. Orchestrators replace mounted secrets without any signal.
+
+Server: a public port and all protocols on it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+import resource
 import shutil
+import signal
 import socket
 import ssl
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol.authorization import AllowAll, Authority
 from gazette_sdk.server.debug import DebugPages
 from gazette_sdk.server.grpc_server import DEFAULT_MAX_RECEIVE_BYTES, GrpcServer
 from gazette_sdk.server.http import HttpHost, is_local_name
-from gazette_sdk.server.listener import HTTP_OPENINGS, Listener, PortProtocol
-from gazette_sdk.server.peer_limits import PeerLimits, UnknownShare, http_refusal
+from gazette_sdk.server.listener import (
+    HTTP_OPENINGS,
+    Listener,
+    PeerLimits,
+    PortProtocol,
+    UnknownShare,
+    http_refusal,
+)
 from gazette_sdk.server.settings import DebugSettings, ProcessSettings
 from gazette_sdk.server.splice import Splicer
 from gazette_sdk.server.stream_server import StreamServer
 from gazette_sdk.server.tls import server_context
 
-__all__ = ["STOP_GRACE_S", "Server", "configured_server"]
-
 _log = logging.getLogger(__name__)
+
+
+def raise_open_files_limit() -> int:
+    """Raise the soft limit of open files to the hard one, and return it.
+
+    A broker holds two files for each journal that is written to. The usual soft limit of 1,024
+    is meant for programs that use ``select``; ours do not.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError) as error:
+            _log.warning("cannot raise the limit of %d open files: %s", soft, error)
+            return soft
+    return hard
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+
+
+class StopSignal:
+    """Context that catches the stop signals. It belongs to the main thread's loop."""
+
+    def __init__(self) -> None:
+        self._caught: asyncio.Future[signal.Signals]
+        self._quit: asyncio.Future[None]
+
+    def __enter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        self._caught = loop.create_future()
+        self._quit = loop.create_future()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._catch, number)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+        self._caught.cancel()
+        self._quit.cancel()
+
+    def _catch(self, number: signal.Signals) -> None:
+        if number == signal.SIGQUIT and not self._quit.done():
+            self._quit.set_result(None)
+        if not self._caught.done():
+            _log.info("caught signal", extra={"signal": number.name})
+            self._caught.set_result(number)
+
+    @property
+    def caught(self) -> bool:
+        """True after the first signal."""
+        return self._caught.done()
+
+    @property
+    def quits(self) -> bool:
+        """True after a SIGQUIT."""
+        return self._quit.done()
+
+    async def wait_to_quit(self) -> None:
+        """Wait for a SIGQUIT."""
+        await asyncio.shield(self._quit)
+
+    async def wait(self) -> signal.Signals:
+        """Wait for the first signal and return it."""
+        return await asyncio.shield(self._caught)
+
+
+CHECK_PERIOD_S = 10.0
+"""Seconds between two checks of the files."""
+
+_Stamps = tuple[tuple[int, int, int] | None, ...]
+
+
+class ReloadedFiles:
+    """Files to read again when they change, in the main thread of a server process.
+
+    Args:
+        period_s: seconds between two checks.
+    """
+
+    def __init__(self, *, period_s: float = CHECK_PERIOD_S) -> None:
+        self._period_s = period_s
+        self._entries: list[tuple[str, Sequence[str], Callable[[], None], list[_Stamps]]] = []
+        self._wake = asyncio.Event()
+        self._is_forced = False
+
+    def add(self, subject: str, paths: Sequence[str], reload: Callable[[], None]) -> None:
+        """Call ``reload`` when one of the files has changed. Empty paths are ignored.
+
+        If it raises ConfigurationError, the error is logged, and the server goes on with what it
+        has. The next change is another attempt.
+        """
+        paths = [path for path in paths if path]
+        if paths:
+            self._entries.append((subject, paths, reload, [_stamps(paths)]))
+
+    async def run(self) -> None:
+        """Check the files until cancelled. Without files it returns at once."""
+        if not self._entries:
+            return
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, self._force)
+        try:
+            while True:
+                self._wake.clear()
+                try:
+                    async with asyncio.timeout(self._period_s):
+                        await self._wake.wait()
+                except TimeoutError:
+                    pass
+                is_forced, self._is_forced = self._is_forced, False
+                self._check(is_forced=is_forced)
+        finally:
+            loop.remove_signal_handler(signal.SIGHUP)
+
+    def _force(self) -> None:
+        self._is_forced = True
+        self._wake.set()
+
+    def _check(self, *, is_forced: bool) -> None:
+        for subject, paths, reload, known in self._entries:
+            stamps = _stamps(paths)
+            if stamps == known[0] and not is_forced:
+                continue
+            known[0] = stamps
+            try:
+                reload()
+            except ConfigurationError as error:
+                _log.error(
+                    "%s cannot be read again, and the earlier ones stay in use: %s", subject, error
+                )
+            else:
+                _log.warning("%s were read again from %s", subject, ", ".join(paths))
+
+
+def _stamps(paths: Sequence[str]) -> _Stamps:
+    return tuple(_stamp(Path(path)) for path in paths)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
 
 STOP_GRACE_S = 15.0
 """Default seconds for which a stopping server waits for running calls."""

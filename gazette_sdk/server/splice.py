@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
-from gazette_sdk.server.peer_limits import UnknownCost, UnknownShare, peer_of
+from gazette_sdk.server.listener import UnknownCost, UnknownShare, peer_of
 
 __all__ = ["READ_BYTES", "CallHeaders", "SplicedConnection", "Splicer", "UnknownFrames"]
 

@@ -1,7 +1,7 @@
 """The stream transport, at a server.
 
 The public port hands connections over that begin with the transport's preface. Each of them is a
-:class:`~gazette_sdk.server.stream_connection.StreamConnection`. The server has what they share:
+:class:`~gazette_sdk.server.stream.StreamConnection`. The server has what they share:
 the methods, the bound of their number, the timer that finds silent clients, and the stop.
 
 - `stream_connection`: one connection: its frames, and its limits.
@@ -20,11 +20,8 @@ from gazette_sdk.protocol.authorization import AllowAll, Authority
 from gazette_sdk.protocol.served_calls import ServerCalls
 from gazette_sdk.protocol.stream_frames import METHODS, PREFACE, MethodTraits
 from gazette_sdk.server.grpc_server import ActiveCall
-from gazette_sdk.server.listener import PortProtocol
-from gazette_sdk.server.peer_limits import UnknownShare
-from gazette_sdk.server.stream_connection import StreamConnection
-from gazette_sdk.server.stream_method import Answer, StreamMethod
-from gazette_sdk.server.stream_serving import StreamCall
+from gazette_sdk.server.listener import PortProtocol, UnknownShare
+from gazette_sdk.server.stream import Answer, StreamCall, StreamConnection, StreamMethod
 
 __all__ = ["ALPN", "CONNECTIONS_MAX", "Answer", "StreamCall", "StreamMethod", "StreamServer"]
 

@@ -18,7 +18,7 @@ from gazette_sdk.broker.api.stream import stream_methods
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, Capability, authority_for
 from gazette_sdk.protocol.stream_frames import StatusLine
-from gazette_sdk.server.outcomes import CODES
+from gazette_sdk.server.metrics import CODES
 from gazette_sdk.server.process import Server
 from gazette_sdk.transport.wire import as_requests
 from support.brokers import Client, HandCluster, journal_spec

@@ -11,11 +11,15 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.rules import RPCS_BY_NAME
 from gazette_sdk.protocol.stream_calls import NOT_RUN
 from gazette_sdk.protocol.stream_frames import PREFACE, Kind, Method, decode_status, encode_call
-from gazette_sdk.server.outcomes import CODES
-from gazette_sdk.server.stream_connection import StreamConnection
-from gazette_sdk.server.stream_method import Answer, StartedCall, StreamMethod
+from gazette_sdk.server.metrics import CODES
+from gazette_sdk.server.stream import (
+    Answer,
+    StartedCall,
+    StreamCall,
+    StreamConnection,
+    StreamMethod,
+)
 from gazette_sdk.server.stream_server import StreamServer
-from gazette_sdk.server.stream_serving import StreamCall
 from support.frame_feed import FrameFeed
 from support.raw_stream import append_frames, head_of
 

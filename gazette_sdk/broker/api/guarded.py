@@ -13,10 +13,10 @@ from gazette_sdk.broker.append.common_case import StartedAppend
 from gazette_sdk.errors import STATUS_NAMES, CallError, GazetteError, UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import AllowAll, Authority
-from gazette_sdk.server.audit import AuditEvent, AuditLog
+from gazette_sdk.server.authorization import AuditEvent, AuditLog
 from gazette_sdk.server.call import Call
 from gazette_sdk.server.http import HttpHandler, Target, text_error
-from gazette_sdk.server.peer_limits import PeerLimits
+from gazette_sdk.server.listener import PeerLimits
 from gazette_sdk.transport.wire import AppendItem, ReplicateItem
 
 __all__ = ["AuditedCalls", "GuardedJournals", "with_call_limit"]

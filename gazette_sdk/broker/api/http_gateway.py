@@ -26,16 +26,16 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_name, digest_of
 from gazette_sdk.protocol.rules import validate
 from gazette_sdk.server.call import Call
-from gazette_sdk.server.content_type import guess_content_type
 from gazette_sdk.server.http import (
     CONTENT_HEADERS,
     Target,
     TrailedResponse,
     check_escapes,
+    guess_content_type,
     quote_path,
     text_error,
 )
-from gazette_sdk.server.peer_limits import peer_of
+from gazette_sdk.server.listener import peer_of
 from gazette_sdk.transport.wire import AppendItem
 
 __all__ = ["HttpGateway", "append_request", "read_request", "route_token"]

@@ -17,8 +17,7 @@ from gazette_sdk.broker.config import BrokerConfig
 from gazette_sdk.broker.process import PERSIST_TIMEOUT_S, Broker
 from gazette_sdk.server.http import Target
 from gazette_sdk.server.json_gateway import JsonGateway
-from gazette_sdk.server.limits import raise_open_files_limit
-from gazette_sdk.server.process import STOP_GRACE_S, Server
+from gazette_sdk.server.process import STOP_GRACE_S, Server, raise_open_files_limit
 
 __all__ = ["DEV_PATH", "ServedBroker"]
 

@@ -20,9 +20,15 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.rules import RPCS_BY_NAME, complete
 from gazette_sdk.protocol.stream_frames import Kind
 from gazette_sdk.server.call import Call
-from gazette_sdk.server.outcomes import malformed
-from gazette_sdk.server.stream_method import Answer, AnswerNow, Serve, StartedCall, StreamMethod
-from gazette_sdk.server.stream_serving import StreamCall
+from gazette_sdk.server.metrics import malformed
+from gazette_sdk.server.stream import (
+    Answer,
+    AnswerNow,
+    Serve,
+    StartedCall,
+    StreamCall,
+    StreamMethod,
+)
 from gazette_sdk.transport.wire import AppendItem, ReplicateItem
 
 __all__ = ["stream_methods"]

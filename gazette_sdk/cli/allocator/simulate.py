@@ -24,8 +24,8 @@ from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.errors import ConfigurationError, ValidationError
 from gazette_sdk.protocol.journal_spec import desired_replication
 from gazette_sdk.protocol.rules import JOURNAL_LIMIT_MOST
-from gazette_sdk.server.secrets import with_secrets
 from gazette_sdk.server.settings import ETCD, EtcdSettings
+from gazette_sdk.server.tls import with_secrets
 
 __all__ = ["change_of", "run"]
 

@@ -19,7 +19,7 @@ from gazette_sdk.cli.progress import open_progress
 from gazette_sdk.errors import ConfigurationError, ValidationError
 from gazette_sdk.message.uuid import clock_of_time
 from gazette_sdk.protocol.durations import parse_duration
-from gazette_sdk.server.signals import StopSignal
+from gazette_sdk.server.process import StopSignal
 from gazette_sdk.transport.journal_reader import begin_mod_time_of
 from gazette_sdk.transport.listing import WatchedList
 

@@ -17,7 +17,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability
 from gazette_sdk.server.call import PROXY_HEADER_METADATA, Call
 from gazette_sdk.server.http import CONTENT_HEADERS, Target, origin_form
-from gazette_sdk.server.peer_limits import peer_of
+from gazette_sdk.server.listener import peer_of
 from gazette_sdk.shard.application.endpoints import Endpoint, Parameters
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.endpoint_calls import EndpointCalls, forwarded_claims, status_of

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from gazette_sdk.errors import CallCancelledError, CallError
 from gazette_sdk.server.call import Call
-from gazette_sdk.server.peer_limits import PeerLimits
+from gazette_sdk.server.listener import PeerLimits
 from gazette_sdk.shard.workers import on_worker
 from gazette_sdk.user_code import contained
 

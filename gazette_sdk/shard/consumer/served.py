@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from gazette_sdk.server.json_gateway import JsonGateway
-from gazette_sdk.server.limits import raise_open_files_limit
-from gazette_sdk.server.process import STOP_GRACE_S, Server
+from gazette_sdk.server.process import STOP_GRACE_S, Server, raise_open_files_limit
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.consumer.config import ConsumerConfig
 from gazette_sdk.shard.consumer.process import Consumer

@@ -10,7 +10,7 @@ from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.stream_calls import NOT_RUN
 from gazette_sdk.protocol.stream_frames import ABORT_FRAME
-from gazette_sdk.server.outcomes import CODES
+from gazette_sdk.server.metrics import CODES
 from support.brokers import journal_spec
 from support.held_replicas import AFTER, KEYS, HeldPeer, led, token_of
 from support.raw_stream import append_frames

@@ -9,7 +9,8 @@ import pytest
 
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import stream_calls as stream_liveness
-from gazette_sdk.server import stream_connection, stream_server
+from gazette_sdk.server import stream as stream_connection
+from gazette_sdk.server import stream_server
 from support.scripted_broker import in_loop, read_metadata
 from support.wires import NETWORK, over
 

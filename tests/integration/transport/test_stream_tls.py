@@ -13,7 +13,7 @@ from gazette_sdk.errors import ConfigurationError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.rules import RPCS_BY_NAME
 from gazette_sdk.server.process import Server
-from gazette_sdk.server.stream_method import Answer, StreamMethod
+from gazette_sdk.server.stream import Answer, StreamMethod
 from gazette_sdk.server.tls import server_context
 from gazette_sdk.transport.stream.blocking import NotStreamError, TlsContext, dial
 from gazette_sdk.transport.stream.wire import ChosenTransport, StreamTransport

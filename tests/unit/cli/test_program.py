@@ -10,8 +10,8 @@ import gazette_sdk
 from gazette_sdk.cli import failure
 from gazette_sdk.cli.gazctl import GAZCTL
 from gazette_sdk.cli.gazette import GAZETTE
-from gazette_sdk.server.ini import parse_ini
 from gazette_sdk.server.logging import hide_secrets
+from gazette_sdk.server.options import parse_ini
 
 SPEC = b"""
 name: made/one

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from gazette_sdk.cli.serving import Identity, serve_until_drained
-from gazette_sdk.server.signals import StopSignal
+from gazette_sdk.server.process import StopSignal
 
 
 class Member:

@@ -10,9 +10,8 @@ import subprocess
 import sys
 import time
 
-from gazette_sdk.server import acceptor as acceptor_module
-from gazette_sdk.server.listener import Listener, PortProtocol
-from gazette_sdk.server.peer_limits import UnknownShare
+from gazette_sdk.server import listener as acceptor_module
+from gazette_sdk.server.listener import Listener, PortProtocol, UnknownShare
 from gazette_sdk.transport.loop import run
 from support.spools import until
 

@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from gazette_sdk.server.audit import RECORDS_PER_SECOND_MAX, REPEAT_S, AuditEvent, AuditLog
+from gazette_sdk.server.authorization import RECORDS_PER_SECOND_MAX, REPEAT_S, AuditEvent, AuditLog
 
 
 class Clock:

@@ -1,6 +1,6 @@
 import pytest
 
-from gazette_sdk.server.content_type import guess_content_type
+from gazette_sdk.server.http import guess_content_type
 
 
 @pytest.mark.parametrize(

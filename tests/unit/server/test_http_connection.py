@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from gazette_sdk.protocol.authorization import Authority
-from gazette_sdk.server import http_connection
+from gazette_sdk.server import http as http_connection
 from gazette_sdk.server.http import is_local_name
 from gazette_sdk.server.process import Server
 from gazette_sdk.transport.loop import run

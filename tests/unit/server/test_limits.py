@@ -2,7 +2,7 @@
 
 import resource
 
-from gazette_sdk.server.limits import raise_open_files_limit
+from gazette_sdk.server.process import raise_open_files_limit
 
 
 def test_the_soft_limit_of_open_files_becomes_the_hard_one():

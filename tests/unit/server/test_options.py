@@ -5,15 +5,16 @@ import pytest
 from pydantic import Field
 
 from gazette_sdk.errors import ConfigurationError
-from gazette_sdk.server.ini import find_ini, parse_ini
 from gazette_sdk.server.options import (
     Group,
     Option,
     Seconds,
     Settings,
     Sources,
+    find_ini,
     load,
     parse_arguments,
+    parse_ini,
     print_config,
     public_values,
 )

@@ -3,7 +3,7 @@ from itertools import pairwise
 import pytest
 
 from gazette_sdk.errors import CallError
-from gazette_sdk.server.peer_limits import (
+from gazette_sdk.server.listener import (
     UNKNOWN_CREDIT_S,
     UNKNOWN_DEBT_S,
     UNKNOWN_SHARE,

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from gazette_sdk.errors import ConfigurationError
-from gazette_sdk.server.reload import ReloadedFiles
+from gazette_sdk.server.process import ReloadedFiles
 from support.etcd import run, within
 
 

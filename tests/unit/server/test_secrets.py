@@ -2,8 +2,8 @@ import pytest
 
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.server.options import Sources, load
-from gazette_sdk.server.secrets import with_secrets
 from gazette_sdk.server.settings import BROKER, ETCD
+from gazette_sdk.server.tls import with_secrets
 
 KEY = "YSBzZWNyZXQgb2YgdGhlIGNsdXN0ZXI="
 

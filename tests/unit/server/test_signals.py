@@ -6,7 +6,7 @@ import pytest
 
 PROGRAM = """
 import asyncio
-from gazette_sdk.server.signals import StopSignal
+from gazette_sdk.server.process import StopSignal
 
 async def main():
     with StopSignal() as stop:

@@ -17,8 +17,8 @@ from gazette_sdk.protocol.stream_frames import (
     decode_status,
     decode_text,
 )
-from gazette_sdk.server.outcomes import CODES
-from gazette_sdk.server.stream_connection import StreamConnection
+from gazette_sdk.server.metrics import CODES
+from gazette_sdk.server.stream import StreamConnection
 from gazette_sdk.server.stream_server import StreamServer
 from support.frame_feed import FrameFeed
 from support.raw_stream import append_frames, head_of, read_call

@@ -22,9 +22,9 @@ from gazette_sdk.protocol.stream_frames import (
     encode_goaway,
 )
 from gazette_sdk.server import listener as listener_module
-from gazette_sdk.server import stream_connection as connection_module
+from gazette_sdk.server import stream as connection_module
 from gazette_sdk.server import stream_server as server_module
-from gazette_sdk.server.stream_output import StreamOutput
+from gazette_sdk.server.stream import StreamOutput
 from support.raw_stream import RawStream, append_frames
 from support.scripted_journals import ScriptedJournals
 from support.stream_servers import LIMIT_S, Waiting, apply_call, left_until, stream_server

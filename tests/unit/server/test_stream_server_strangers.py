@@ -24,9 +24,9 @@ from gazette_sdk.protocol.stream_frames import (
     encode_call,
     header,
 )
-from gazette_sdk.server import stream_connection as connection_module
+from gazette_sdk.server import stream as connection_module
 from gazette_sdk.server import stream_server as server_module
-from gazette_sdk.server.outcomes import CODES
+from gazette_sdk.server.metrics import CODES
 from support.raw_stream import RawStream, append_frames, head_of
 from support.scripted_journals import ScriptedJournals
 from support.stream_servers import LIMIT_S, left_until, stream_server, until

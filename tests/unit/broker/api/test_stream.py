@@ -14,8 +14,7 @@ from gazette_sdk.protocol.stream_calls import CallBegan, Item
 from gazette_sdk.protocol.stream_frames import Kind, Method
 from gazette_sdk.protocol.stream_pb2 import CallHead
 from gazette_sdk.server.call import Call
-from gazette_sdk.server.stream_method import StreamMethod
-from gazette_sdk.server.stream_serving import Intake, StreamCall
+from gazette_sdk.server.stream import Intake, StreamCall, StreamMethod
 from support.scripted_journals import HEADER, ScriptedJournals
 
 OPENING = pb.AppendRequest(journal="a/journal")
