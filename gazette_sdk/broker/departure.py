@@ -13,9 +13,9 @@ import logging
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 
-from gazette_sdk.broker.append.assignments import RecordRoute, withdraw_routes
-from gazette_sdk.broker.fragments.listed import listed_journals
+from gazette_sdk.broker.append.preconditions import RecordRoute, withdraw_routes
 from gazette_sdk.broker.fragments.persister import Persister
+from gazette_sdk.broker.fragments.refresh import listed_journals
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace
 from gazette_sdk.cluster.etcd import Etcd

@@ -24,18 +24,13 @@ from gazette_sdk.broker.config import BrokerConfig
 from gazette_sdk.broker.departure import Departure, is_alone, until_alone
 from gazette_sdk.broker.failover.failover import Failover
 from gazette_sdk.broker.fragments.persister import Persister
-from gazette_sdk.broker.fragments.refresh import refresh_index
-from gazette_sdk.broker.fragments.unstored import UnstoredCopies
+from gazette_sdk.broker.fragments.refresh import UnstoredCopies, refresh_index
 from gazette_sdk.broker.listing import Listing
 from gazette_sdk.broker.read import ReadServer
 from gazette_sdk.broker.recovery.etcd_history import EtcdHistory
-from gazette_sdk.broker.recovery.last_routes import LastRoutes
-from gazette_sdk.broker.recovery.peer_inventory import LISTING_TIMEOUT_S, PeerInventory
-from gazette_sdk.broker.recovery.quarantine import Quarantine
-from gazette_sdk.broker.recovery.recorded_routes import RecordedRoutes
-from gazette_sdk.broker.recovery.route_recorder import RouteRecorder
-from gazette_sdk.broker.recovery.unagreed import UnagreedSpools
-from gazette_sdk.broker.recovery.waiting_journals import WaitingJournals
+from gazette_sdk.broker.recovery.peers import LISTING_TIMEOUT_S, PeerInventory, WaitingJournals
+from gazette_sdk.broker.recovery.quarantine import Quarantine, UnagreedSpools
+from gazette_sdk.broker.recovery.routes import LastRoutes, RecordedRoutes, RouteRecorder
 from gazette_sdk.broker.recovery.withheld import (
     WithheldSpools,
     withhold_missing,
@@ -44,10 +39,14 @@ from gazette_sdk.broker.recovery.withheld import (
 from gazette_sdk.broker.replica import Replica, ReplicaParts
 from gazette_sdk.broker.resolver import Resolver
 from gazette_sdk.broker.service import JournalService
-from gazette_sdk.broker.spool.content_file import CompletedSpool
-from gazette_sdk.broker.spool.default_root import make_default_root
-from gazette_sdk.broker.spool.directory import SpoolDirectory
-from gazette_sdk.broker.spool.lease_note import LeaseNote, NotedLease, revoke_noted
+from gazette_sdk.broker.spool.directory import (
+    LeaseNote,
+    NotedLease,
+    SpoolDirectory,
+    make_default_root,
+    revoke_noted,
+)
+from gazette_sdk.broker.spool.files import CompletedSpool
 from gazette_sdk.cluster.broker_keys import (
     BrokerKeySpace,
     JournalAllocation,

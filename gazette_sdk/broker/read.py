@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from gazette_sdk.broker.fragments.index import Index, QueryResult
-from gazette_sdk.broker.spool.content_file import ContentFile
+from gazette_sdk.broker.spool.files import ContentFile
 from gazette_sdk.errors import ClosedError
 from gazette_sdk.fragment.content import FragmentReader, open_fragment
 from gazette_sdk.fragment.registry import StoreRegistry

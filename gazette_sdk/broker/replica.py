@@ -14,13 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from gazette_sdk.broker.append.flow_control import FlowControl
-from gazette_sdk.broker.append.inputs import Terms
+from gazette_sdk.broker.append.machine import Terms
 from gazette_sdk.broker.fragments.index import Index
 from gazette_sdk.broker.metrics import UNSTORED_MISSING, WRITE_HEAD
-from gazette_sdk.broker.replication.pipeline import Pipeline
-from gazette_sdk.broker.slot import Signal, Slot
-from gazette_sdk.broker.spool.content_file import CompletedSpool
+from gazette_sdk.broker.replication.pipeline import Pipeline, Signal, Slot
 from gazette_sdk.broker.spool.directory import JournalSpools
+from gazette_sdk.broker.spool.files import CompletedSpool
 from gazette_sdk.broker.spool.spool import Spool
 from gazette_sdk.cluster.broker_keys import BrokerAssignment, JournalEntry
 from gazette_sdk.protocol import broker_pb2 as pb

@@ -15,7 +15,7 @@ from typing import Any
 from gazette_sdk.broker.metrics import WRITE_HEAD
 from gazette_sdk.broker.recovery.etcd_history import is_route_without
 from gazette_sdk.broker.replica import Replica
-from gazette_sdk.broker.slot import Signal
+from gazette_sdk.broker.replication.pipeline import Signal
 from gazette_sdk.cluster.broker_keys import (
     BrokerAssignment,
     BrokerKeySpace,

@@ -19,10 +19,9 @@ from gazette_sdk.broker.fragments.rpc import check_store, list_page
 from gazette_sdk.broker.listing import Listing
 from gazette_sdk.broker.metrics import SERVER_COMPLETED, SERVER_STARTED
 from gazette_sdk.broker.read import FileSpan, ReadServer
-from gazette_sdk.broker.replication.primary_requests import HAND_OVER_S, OnBroken
-from gazette_sdk.broker.replication.replicate import replicate
+from gazette_sdk.broker.replication.pipeline import Signal
+from gazette_sdk.broker.replication.replicate import HAND_OVER_S, OnBroken, replicate
 from gazette_sdk.broker.resolver import Resolution, Resolver
-from gazette_sdk.broker.slot import Signal
 from gazette_sdk.errors import (
     STATUS_NAMES,
     CallError,

@@ -8,17 +8,19 @@ from collections.abc import Callable
 from typing import Any
 
 from gazette_sdk.broker.append import append, common_case
-from gazette_sdk.broker.append.inputs import Verdict, judge_preconditions
-from gazette_sdk.broker.failover import pause_guard, rebuilder, replacement
+from gazette_sdk.broker.append.machine import Verdict, judge_preconditions
+from gazette_sdk.broker.failover import decision as replacement
+from gazette_sdk.broker.failover import failover as rebuilder
+from gazette_sdk.broker.failover import pause_guard
 from gazette_sdk.broker.fragments import persister
 from gazette_sdk.broker.fragments.index import Summary
 from gazette_sdk.broker.fragments.persister import Persister
 from gazette_sdk.broker.recovery import withheld
-from gazette_sdk.broker.recovery.last_routes import LastRoutes
+from gazette_sdk.broker.recovery.routes import LastRoutes
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.replication.pipeline import Pipeline
-from gazette_sdk.broker.spool.content_file import CompletedSpool
 from gazette_sdk.broker.spool.directory import JournalSpools
+from gazette_sdk.broker.spool.files import CompletedSpool
 from gazette_sdk.broker.spool.spool import Spool
 from gazette_sdk.cluster import verification as decision
 from gazette_sdk.cluster import verification as verifier

@@ -16,7 +16,7 @@ from typing import Any, Self
 from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.config import BrokerConfig
 from gazette_sdk.broker.process import Broker
-from gazette_sdk.broker.recovery.last_routes import LastRoutes
+from gazette_sdk.broker.recovery.routes import LastRoutes
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import (

@@ -18,10 +18,8 @@ from typing import Any
 
 import grpc.aio
 
-from gazette_sdk.broker.api.grpc import journal_methods
-from gazette_sdk.broker.api.http_gateway import HttpGateway
-from gazette_sdk.broker.api.json_methods import json_methods
-from gazette_sdk.broker.api.stream import stream_methods
+from gazette_sdk.broker.api.fronts import journal_methods, stream_methods
+from gazette_sdk.broker.api.http_gateway import HttpGateway, json_methods
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority
 from gazette_sdk.protocol.fragments import sum_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ssl
 from typing import Self
 
-from gazette_sdk.broker.api.stream import stream_methods
+from gazette_sdk.broker.api.fronts import stream_methods
 from gazette_sdk.server.process import Server
 from support.scripted_broker import ScriptedBroker
 from support.scripted_service import ScriptedService

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gazette_sdk.broker.spool.content_file import CompletedSpool, ContentFile
 from gazette_sdk.broker.spool.directory import JournalSpools, SpoolDirectory
+from gazette_sdk.broker.spool.files import CompletedSpool, ContentFile
 from gazette_sdk.broker.spool.spool import Spool
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import sum_of

@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from gazette_sdk.broker.api.grpc import journal_methods
+from gazette_sdk.broker.api.fronts import journal_methods, stream_methods
 from gazette_sdk.broker.api.in_process import InProcessTransport
-from gazette_sdk.broker.api.stream import stream_methods
 from gazette_sdk.broker.process import RECONNECT_BACKOFF_MAX_S, Broker
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.server.process import Server

@@ -1,4 +1,8 @@
-"""Journals as files over HTTP: GET reads, HEAD looks, PUT appends (broker section 16).
+"""Decoder of a request's compressed body, which must be complete (RFC 9110, section 8.4).
+
+RPCs of the journal service that the JSON gateway offers (protocol section 15).
+
+Journals as files over HTTP: GET reads, HEAD looks, PUT appends (broker section 16).
 
 The path is the journal's name. A GET answers 206 and streams content; why the body ended stands
 in the trailer ``X-Close-Error``. A PUT is one append, acknowledged with 204. Its body may have the
@@ -11,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator
+import zlib
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from email.utils import formatdate
 from typing import NamedTuple
@@ -19,13 +24,13 @@ from urllib.parse import SplitResult, unquote_plus, urlsplit
 
 from aiohttp import web
 
-from gazette_sdk.broker.api.content_encoding import decoder_of
 from gazette_sdk.broker.api.fronts import Chunk, Journals, chunks
 from gazette_sdk.errors import GazetteError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.authorization import Capability
 from gazette_sdk.protocol.fragments import content_name, digest_of
 from gazette_sdk.protocol.rules import validate
-from gazette_sdk.server.call import Call
+from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, Call
 from gazette_sdk.server.http import (
     CONTENT_HEADERS,
     Target,
@@ -35,10 +40,100 @@ from gazette_sdk.server.http import (
     quote_path,
     text_error,
 )
+from gazette_sdk.server.json_gateway import JsonStream
 from gazette_sdk.server.listener import peer_of
 from gazette_sdk.transport.wire import AppendItem
 
-__all__ = ["HttpGateway", "append_request", "read_request", "route_token"]
+STEP_BYTES = 256 * 1024
+"""Greatest piece of decoded content: a small body can decode to a thousand times its size."""
+
+_GZIP_BITS = 16 + zlib.MAX_WBITS
+
+
+def decoder_of(encoding: str) -> BodyDecoder | None:
+    """Return the decoder of a ``Content-Encoding``; None if the body is sent as it is.
+
+    Raises:
+        ValidationError: the encoding is not supported.
+    """
+    match encoding.strip().lower():
+        case "" | "identity":
+            return None
+        case "gzip" | "x-gzip":
+            return BodyDecoder(_GZIP_BITS)
+        case "deflate":
+            return BodyDecoder(zlib.MAX_WBITS)
+        case _:
+            raise ValidationError(
+                f"Content-Encoding {encoding[:40]!r} is not supported: send gzip, deflate or none"
+            )
+
+
+class BodyDecoder:
+    """Incremental decoder of a body. gzip may have many members; there is nothing behind the last.
+
+    Args:
+        window_bits: format, as of :func:`zlib.decompressobj`.
+    """
+
+    def __init__(self, window_bits: int) -> None:
+        self._window_bits = window_bits
+        self._member = zlib.decompressobj(window_bits)
+        self._is_inside = False
+        self._is_begun = False
+
+    def feed(self, encoded: bytes) -> Iterator[bytes]:
+        """Yield the content of the next bytes, in pieces of bounded size.
+
+        Raises:
+            ValidationError: the bytes are damaged.
+        """
+        while encoded:
+            if self._member.eof:
+                self._member = zlib.decompressobj(self._window_bits)
+            self._is_begun = self._is_inside = True
+            try:
+                content = self._member.decompress(encoded, STEP_BYTES)
+            except zlib.error as error:
+                raise ValidationError(f"the compressed body is damaged: {error}") from None
+            self._is_inside = not self._member.eof
+            encoded = self._member.unused_data or self._member.unconsumed_tail
+            if content:
+                yield content
+
+    def finish(self) -> None:
+        """Check that the body is complete.
+
+        Raises:
+            ValidationError: it ends inside a member.
+        """
+        if self._is_inside or not self._is_begun:
+            raise ValidationError(
+                "the compressed body is truncated: nothing was appended; send all of it"
+            )
+
+
+def json_methods(service: Journals) -> Mapping[str, JsonStream]:
+    """Return ``/v1/journals/list`` and ``/v1/journals/read``.
+
+    Args:
+        service: the journal service to ask.
+    """
+
+    async def read(request: pb.ReadRequest, call: Call) -> AsyncGenerator[pb.ReadResponse]:
+        items = chunks(service.read(request, call), FOREIGN_CHUNK_BYTES)
+        async with aclosing(items):
+            async for item in items:
+                if isinstance(item, Chunk):
+                    yield pb.ReadResponse(offset=item.offset, content=item.content)
+                else:
+                    yield item
+
+    return {
+        "/v1/journals/list": JsonStream(Capability.LIST, pb.ListRequest, service.list),
+        "/v1/journals/read": JsonStream(Capability.READ, pb.ReadRequest, read),
+    }
+
 
 HTTP_CHUNK_BYTES = 128 * 1024
 """Greatest piece of content written at once."""

@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterable
 
 from aiohttp import web
 
-from gazette_sdk.broker.api.fronts import Journals
-from gazette_sdk.broker.api.grpc import journal_methods
-from gazette_sdk.broker.api.guarded import AuditedCalls, GuardedJournals, with_call_limit
-from gazette_sdk.broker.api.http_gateway import HttpGateway
-from gazette_sdk.broker.api.json_methods import json_methods
-from gazette_sdk.broker.api.stream import stream_methods
+from gazette_sdk.broker.api.fronts import (
+    AuditedCalls,
+    GuardedJournals,
+    Journals,
+    journal_methods,
+    stream_methods,
+    with_call_limit,
+)
+from gazette_sdk.broker.api.http_gateway import HttpGateway, json_methods
 from gazette_sdk.broker.config import BrokerConfig
 from gazette_sdk.broker.process import PERSIST_TIMEOUT_S, Broker
 from gazette_sdk.server.http import Target

@@ -16,9 +16,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from gazette_sdk.broker.append.assignments import RecordRoute, write_route, write_suspend
 from gazette_sdk.broker.append.content import Content
-from gazette_sdk.broker.append.inputs import (
+from gazette_sdk.broker.append.machine import (
+    ENDS,
+    SYNC_ROUNDS_MAX,
+    ContentEffect,
+    Effect,
+    Input,
+    State,
     Terms,
     changed_registers,
     changes_registers,
@@ -27,29 +32,28 @@ from gazette_sdk.broker.append.inputs import (
     judge_resolution,
     may_carry_content,
     next_proposal,
-)
-from gazette_sdk.broker.append.machine import (
-    ENDS,
-    SYNC_ROUNDS_MAX,
-    ContentEffect,
-    Effect,
-    Input,
-    State,
     step,
 )
-from gazette_sdk.broker.append.proxy import proxy_append
-from gazette_sdk.broker.append.store_health import WAIT_MAX_S, StoreUnhealthyError, await_health
+from gazette_sdk.broker.append.preconditions import (
+    WAIT_MAX_S,
+    RecordRoute,
+    StoreUnhealthyError,
+    await_health,
+    proxy_append,
+    write_route,
+    write_suspend,
+)
 from gazette_sdk.broker.failover.pause_guard import KnownLease
-from gazette_sdk.broker.recovery.last_routes import unlisted_text, waiting_text
+from gazette_sdk.broker.recovery.routes import unlisted_text, waiting_text
 from gazette_sdk.broker.replica import ReadyRoute, Replica
-from gazette_sdk.broker.replication.agreement import judge_sync
-from gazette_sdk.broker.replication.peer_stream import Answer
-from gazette_sdk.broker.replication.peer_streams import PeerStreams
-from gazette_sdk.broker.replication.pipeline import Pipeline
-from gazette_sdk.broker.replication.pipeline_life import start_pipeline, tear_down_pipeline
-from gazette_sdk.broker.replication.while_routed import while_routed
+from gazette_sdk.broker.replication.peer_stream import Answer, PeerStreams
+from gazette_sdk.broker.replication.pipeline import InvalidatedError, Pipeline, judge_sync
+from gazette_sdk.broker.replication.replicate import (
+    start_pipeline,
+    tear_down_pipeline,
+    while_routed,
+)
 from gazette_sdk.broker.resolver import Resolution, Resolver
-from gazette_sdk.broker.slot import InvalidatedError
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.errors import CallError, GazetteError, UnavailableError
 from gazette_sdk.fragment.registry import StoreRegistry

@@ -19,15 +19,15 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 
 from gazette_sdk.broker.append.append import Appends
-from gazette_sdk.broker.append.inputs import (
+from gazette_sdk.broker.append.machine import (
+    Input,
     Terms,
     changed_registers,
     judge_preconditions,
     may_carry_content,
     next_proposal,
 )
-from gazette_sdk.broker.append.machine import Input
-from gazette_sdk.broker.append.store_health import is_dispensable
+from gazette_sdk.broker.append.preconditions import is_dispensable
 from gazette_sdk.broker.failover.pause_guard import KnownLease
 from gazette_sdk.broker.fragments.index import Summary
 from gazette_sdk.broker.metrics import SERVER_COMPLETED, SERVER_STARTED

@@ -15,8 +15,7 @@ from gazette_sdk.broker.append.machine import (
     ContentStep,
     content_step,
 )
-from gazette_sdk.broker.replication.pipeline import Pipeline
-from gazette_sdk.broker.slot import Signal
+from gazette_sdk.broker.replication.pipeline import Pipeline, Signal
 from gazette_sdk.errors import CallError, GazetteError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import set_sum

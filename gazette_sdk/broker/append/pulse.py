@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from gazette_sdk.broker.replica import Replica
+from gazette_sdk.broker.replication.pipeline import Signal
 from gazette_sdk.broker.resolver import StoppingError
-from gazette_sdk.broker.slot import Signal
 from gazette_sdk.errors import GazetteError, for_status
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability, Claims

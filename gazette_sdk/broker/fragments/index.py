@@ -18,20 +18,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from gazette_sdk.broker.spool.content_file import ContentFile
+from gazette_sdk.broker.spool.files import ContentFile
 from gazette_sdk.errors import ClosedError
 from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
-
-__all__ = [
-    "ACKNOWLEDGED_WAIT_S",
-    "FIRST_LISTING_WAIT_S",
-    "OFFSET_JUMP_AGE_S",
-    "Index",
-    "Page",
-    "QueryResult",
-    "Summary",
-]
 
 ACKNOWLEDGED_WAIT_S = 0.25
 """Bound of the wait of a read which does not block, until a replica knows that all others have

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO, Final
 
 from gazette_sdk.broker.metrics import SPOOLS_PERSISTED
-from gazette_sdk.broker.spool.content_file import CompletedSpool
+from gazette_sdk.broker.spool.files import CompletedSpool
 from gazette_sdk.cluster.broker_keys import JournalEntry
 from gazette_sdk.errors import (
     CorruptFragmentError,

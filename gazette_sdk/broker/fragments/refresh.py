@@ -1,23 +1,351 @@
-"""Refresh of a replica's index from its journal's stores (broker section 11)."""
+"""Journals whose listings show all of their content: others may go on behind that.
+
+A store may list an object some time after it has stored it. Whoever takes over a journal that
+nobody is left of learns its head from a listing: one without the last fragments would make it give
+their offsets again.
+
+Copies of un-stored content, from the other replicas of a journal to a new one.
+
+A replica that joins gets appends from then on. What was appended before is in the stores, or on the
+other replicas only: those bytes have one holder less than the journal's replication. So whenever
+the replicas agreed, ours asks the others for their un-stored fragments, and copies those that it
+lacks: then as many brokers as required may be lost again. A copy is a spool like any other, with a
+log of its own.
+
+Refresh of a replica's index from its journal's stores (broker section 11).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
 
 from gazette_sdk.broker.fragments.index import Index
+from gazette_sdk.broker.metrics import UNSTORED_MISSING
+from gazette_sdk.broker.replica import Replica
+from gazette_sdk.broker.resolver import Resolution, Resolver
+from gazette_sdk.broker.spool.files import Commit, CommitLog, CompletedSpool, ContentFile, write_all
 from gazette_sdk.cluster.broker_keys import JournalEntry
-from gazette_sdk.errors import GazetteError
+from gazette_sdk.errors import STATUS_NAMES, GazetteError, UnavailableError
 from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.fragment.listing import StoredFragment, list_stored
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.authorization import Capability, Claims
 from gazette_sdk.protocol.durations import to_seconds
+from gazette_sdk.protocol.fragments import digest_of, length_of
+from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.wire import Target
 
-__all__ = ["FIRST_RETRY_S_MAX", "list_stores", "refresh_index", "retry_delay", "whole_of"]
+PAUSE_S: Final = 0.5
+"""Pause before the stores of a journal are listed again."""
+
+CONCURRENT_MAX: Final = 16
+"""Listings at once."""
+
+_log = logging.getLogger(__name__)
+
+
+async def listed_journals(
+    ends: Mapping[str, int],
+    stores: StoreRegistry,
+    journal_of: Callable[[str], JournalEntry | None],
+    timeout_s: float,
+) -> set[str]:
+    """Return the journals whose stores list content up to an offset, or soon do.
+
+    Args:
+        ends: offsets by journal.
+        stores: of the process.
+        journal_of: returns a journal's current key; ``None`` once it is deleted.
+        timeout_s: bound of the wait.
+    """
+    listed: set[str] = set()
+    room = asyncio.Semaphore(CONCURRENT_MAX)
+
+    async def look(journal: str) -> None:
+        while (entry := journal_of(journal)) is not None:
+            try:
+                async with room:
+                    found = await list_stores(journal, entry.value.fragment.stores, stores)
+            except (GazetteError, OSError) as error:
+                _log.warning("cannot list the fragments of %s: %s", journal, error)
+            else:
+                if max((fragment.end for fragment in whole_of(found)), default=0) >= ends[journal]:
+                    listed.add(journal)
+                    return
+            await asyncio.sleep(PAUSE_S)
+
+    try:
+        async with asyncio.timeout(timeout_s):
+            await asyncio.gather(*map(look, ends))
+    except TimeoutError:
+        pass  # the rest is not listed
+    return listed
+
+
+CONCURRENT_JOURNALS_MAX: Final = 4
+"""Journals whose un-stored content is copied at a time, each from one peer: appends go first."""
+
+CONCURRENT_QUESTIONS_MAX: Final = 32
+"""Journals whose peers are asked at a time: more than are copied, as a peer may be frozen."""
+
+DELAY_S: Final = 1.0
+"""Pause before the peers are asked: by then a primary has stored what was closed, if it can."""
+
+RETRY_S_MIN: Final = 0.25
+RETRY_S_MAX: Final = 5.0
+"""Bounds of the pause after a failed round."""
+
+LIST_TIMEOUT_S: Final = 10.0
+"""Bound of a listing of the stores."""
+
+PEER_TIMEOUT_S: Final = 2.0
+"""Bound of an answer of a peer, which has it in memory. What the others have does not wait for one
+that is frozen."""
+
+SILENCE_S_MAX: Final = 5.0
+"""Longest wait for the next bytes of a fragment: its peer may be frozen."""
+
+COPY_TIMEOUT_S: Final = 300.0
+"""Bound of one fragment's copy: that of an upload."""
+
+_CLAIMS: Final = Claims(int(Capability.READ), pb.LabelSelector(), math.inf)
+
+
+class Holding(NamedTuple):
+    """Un-stored fragment of a peer.
+
+    Attributes:
+        member: the peer.
+        fragment: what it has.
+    """
+
+    member: pb.ProcessSpec.ID
+    fragment: pb.Fragment
+
+
+def missing_of(holdings: Iterable[Holding], have: CoverSet, end: int) -> list[Holding]:
+    """Return the fewest holdings that add the bytes which are not there, by offset.
+
+    Args:
+        holdings: of all peers.
+        have: what is there; it is changed.
+        end: offset through which all replicas agree. Fragments that end behind it are written
+            still, or may be overwritten.
+    """
+    final = [holding for holding in holdings if holding.fragment.end <= end]
+    final.sort(key=lambda holding: (holding.fragment.begin, -holding.fragment.end))
+    missing = []
+    for holding in final:
+        fragment = holding.fragment
+        if not have.covers(fragment.begin, fragment.end):
+            have.add(fragment)
+            missing.append(holding)
+    return missing
+
+
+class UnstoredCopies:
+    """Copier of un-stored content. It belongs to the event loop.
+
+    Args:
+        resolver: has the routes of journals.
+        peers: carries calls to other brokers.
+    """
+
+    def __init__(self, resolver: Resolver, peers: Transport) -> None:
+        self._resolver = resolver
+        self._peers = peers
+        self._questions = asyncio.Semaphore(CONCURRENT_QUESTIONS_MAX)
+        self._room = asyncio.Semaphore(CONCURRENT_JOURNALS_MAX)
+        self._turns: dict[tuple[str, str], asyncio.Lock] = {}  # one journal at a time per peer
+
+    async def run(self, replica: Replica) -> None:
+        """Copy what a replica lacks, until it has all, or until it is cancelled."""
+        outage = Outage(_log, f"copy of the un-stored content of {replica.journal}")
+        await asyncio.sleep(DELAY_S)
+        pause_s = RETRY_S_MIN
+        while replica.copies_wanted:
+            replica.copies_wanted = False
+            if replica.index.cover().covers(0, replica.agreed_begin):
+                continue
+            missing = UNSTORED_MISSING.cell(replica.journal)
+            missing.value = missing.value or math.inf  # until the peers have told
+            try:
+                await self._copy_missing(replica)
+            except (GazetteError, OSError, TimeoutError) as error:
+                outage.failed(str(error) or "no answer in time")
+                replica.copies_wanted = True
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, RETRY_S_MAX)
+        outage.ended()
+        UNSTORED_MISSING.remove(replica.journal)
+
+    async def _copy_missing(self, replica: Replica) -> None:
+        """Copy what the peers have and this replica lacks.
+
+        Raises:
+            GazetteError: a peer did not answer, or what it has cannot be read. What the others
+                have is copied nevertheless.
+            OSError: our disk refuses it.
+            TimeoutError: a peer did not answer in time.
+        """
+        resolution = await self._resolver.resolve(
+            replica.journal, _CLAIMS, may_proxy=True, require_primary=False
+        )
+        if resolution.status != pb.OK or resolution.replica is not replica:
+            return
+        end = replica.agreed_begin
+        local_id = self._resolver.local_id
+        members = [each for each in resolution.header.route.members if each != local_id]
+        # Before the stores are listed: what a peer does not tell any more is stored by then.
+        async with self._questions:
+            answers = await asyncio.gather(
+                *(self._unstored_of(resolution, member, end) for member in members),
+                return_exceptions=True,
+            )
+        holdings: list[Holding] = []
+        failure: Exception | None = None
+        for answer in answers:
+            if isinstance(answer, GazetteError | TimeoutError):
+                failure = failure or answer
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                holdings += answer
+        await self._list_stores(replica)
+        missing = missing_of(holdings, replica.index.cover(), end)
+        left = sum(length_of(holding.fragment) for holding in missing)
+        for holding in missing:
+            UNSTORED_MISSING.cell(replica.journal).value = left
+            member = holding.member
+            turn = self._turns.setdefault((member.zone, member.suffix), asyncio.Lock())
+            async with self._room, turn, asyncio.timeout(COPY_TIMEOUT_S):
+                replica.adopt(await self._copy(replica, resolution, holding))
+            left -= length_of(holding.fragment)
+        if missing:
+            _log.info(
+                "copied %d un-stored fragments of %s from its other replicas",
+                len(missing), replica.journal,
+            )  # fmt: skip
+        if failure is not None:
+            raise failure
+
+    async def _list_stores(self, replica: Replica) -> None:
+        """Let the index see what is stored by now. Bounded; the refresh reports failures."""
+        index = replica.index
+        if index.first_refresh.is_set() and index.refresh_failure is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LIST_TIMEOUT_S):
+                    await index.list_again()
+
+    async def _unstored_of(
+        self, resolution: Resolution, member: pb.ProcessSpec.ID, end: int
+    ) -> list[Holding]:
+        """Return the un-stored fragments of a peer.
+
+        Raises:
+            GazetteError: it does not answer, or not with them.
+            TimeoutError: it does not answer in time.
+        """
+        request = pb.FragmentsRequest(
+            journal=resolution.journal, do_not_proxy=True, unstored_only=True
+        )
+        target = _address(request.header, resolution, member)
+        found: list[Holding] = []
+        while True:
+            async with asyncio.timeout(PEER_TIMEOUT_S):
+                response = await self._peers.list_fragments(request, target)
+            if response.status != pb.OK:
+                raise UnavailableError(
+                    f"broker {member.zone}/{member.suffix} answers {STATUS_NAMES[response.status]}",
+                    journal=resolution.journal,
+                )
+            found += [
+                Holding(member, entry.spec)
+                for entry in response.fragments
+                if not entry.spec.mod_time  # brokers of other implementations list all
+            ]
+            request.next_page_token = response.next_page_token
+            if not 0 < response.next_page_token < end:
+                return found
+
+    async def _copy(
+        self, replica: Replica, resolution: Resolution, holding: Holding
+    ) -> CompletedSpool:
+        fragment, storage = holding.fragment, replica.storage
+        registers = replica.spool.peek().registers
+        now = datetime.now(UTC)
+        file, log = storage.create(fragment.begin, fragment.compression_codec)
+        try:
+            await self._receive(file, resolution, holding)
+            self._commit(log, fragment, now, registers)
+            if storage.persisted:
+                await asyncio.to_thread(storage.sync, file, log.fd, is_new=True)
+        except BaseException:
+            file.discard()
+            raise
+        finally:
+            log.close()
+        return CompletedSpool(
+            fragment, registers, now, file, storage.create_revision, primary=False
+        )
+
+    def _commit(
+        self, log: CommitLog, fragment: pb.Fragment, now: datetime, registers: pb.LabelSet
+    ) -> None:
+        # If the journal has ended here, then with these registers.
+        encoded = registers.SerializeToString(deterministic=True)
+        first_append_us = round(now.timestamp() * 1e6)
+        log.append(Commit(fragment.end, digest_of(fragment.sum), first_append_us, encoded))
+
+    async def _receive(self, file: ContentFile, resolution: Resolution, holding: Holding) -> None:
+        """Write a fragment's content into a file, and verify it."""
+        member, fragment = holding
+        request = pb.ReadRequest(
+            journal=resolution.journal,
+            offset=fragment.begin,
+            end_offset=fragment.end,
+            do_not_proxy=True,
+            include_unacknowledged=True,
+        )
+        target = _address(request.header, resolution, member)
+        found, offset = hashlib.sha1(usedforsecurity=False), fragment.begin
+        loop = asyncio.get_running_loop()
+        async with (
+            asyncio.timeout(SILENCE_S_MAX) as silence,
+            aclosing(self._peers.read(request, target)) as items,
+        ):
+            async for item in items:
+                silence.reschedule(loop.time() + SILENCE_S_MAX)
+                if isinstance(item, bytes):
+                    write_all(file.fd, item, offset - fragment.begin)
+                    found.update(item)
+                    offset += len(item)
+                elif item.status != pb.OK or item.offset != offset:
+                    break
+        if offset != fragment.end or found.digest() != digest_of(fragment.sum):
+            raise UnavailableError(
+                f"broker {member.zone}/{member.suffix} has {offset - fragment.begin} of "
+                f"{length_of(fragment)} bytes from {fragment.begin} on; asking again",
+                journal=resolution.journal,
+            )
+
+
+def _address(header: pb.Header, resolution: Resolution, member: pb.ProcessSpec.ID) -> Target:
+    """Write the header of a call to a member, and return where it goes."""
+    header.CopyFrom(resolution.header)
+    header.process_id.CopyFrom(member)
+    return Target(route=resolution.header.route, member=member)
+
 
 FIRST_RETRY_S_MAX: Final = 2.0
 """Longest pause before the first successful listing, which appends wait for."""
@@ -30,8 +358,6 @@ when a listing does not show yet what is wanted."""
 
 _WANTED_PAUSES_OF_A_LISTING: Final = 10
 """The pause is at least so many times as long as the last listing took: a large one is rare."""
-
-_log = logging.getLogger(__name__)
 
 
 async def refresh_index(

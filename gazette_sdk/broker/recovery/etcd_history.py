@@ -21,7 +21,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from gazette_sdk.broker.recovery.last_routes import LastRoutes, changes_since, members_required
+from gazette_sdk.broker.recovery.routes import LastRoutes, changes_since, members_required
 from gazette_sdk.broker.recovery.states import HeadInput
 from gazette_sdk.broker.spool.directory import Durability, SpoolDirectory, replace_file
 from gazette_sdk.cluster import keys

@@ -1,4 +1,21 @@
-"""Recovery of the spools that an earlier process left in one journal's directory.
+"""Changes of a recovered spool's files: truncated, relabelled, or set aside.
+
+The end of a spool, or all of it, may have been written anew by others; and its journal may have
+been created again in an Etcd that did not know it. All functions may be interrupted at any point:
+the next start finds either the spool as it was or the result.
+
+Comparison of a recovered spool with what others have of its journal; pure.
+
+A primary commits an append to its own spool before its peers have it. If it is killed right then,
+its peers continue the journal at an earlier offset, and the bytes which they acknowledge there are
+the journal's. So a recovered spool is valid up to the first offset which others have.
+
+But its peers may also have learned its offset, and continue the journal behind bytes that they do
+not have. Then the spool closes a *gap*: bytes that nobody else has, in front of bytes that others
+have. It is valid up to the end of its last gap, if what others have before that is the same. Peers
+that have learned its end, and wrote nothing there yet, show it by the ends of their spools alone.
+
+Recovery of the spools that an earlier process left in one journal's directory.
 
 The last valid record of a spool's log states what is committed. Bytes behind it were never
 acknowledged and are cut off. The content must have the SHA-1 of that record. Otherwise the disk
@@ -14,11 +31,11 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeGuard, cast
+from typing import NamedTuple, TypeAlias, TypeGuard, cast
 
 from gazette_sdk.broker.recovery.states import (
     HeadEffect,
@@ -30,27 +47,248 @@ from gazette_sdk.broker.recovery.states import (
     head_step,
     spool_step,
 )
-from gazette_sdk.broker.spool.commit_log import (
+from gazette_sdk.broker.spool.files import (
     Commit,
     CommitLog,
+    CompletedSpool,
+    ContentFile,
     Head,
     Origin,
     ParsedLog,
     decode_head,
     parse_log,
 )
-from gazette_sdk.broker.spool.content_file import CompletedSpool, ContentFile
 from gazette_sdk.cluster.keyspace import HistoryMark
+from gazette_sdk.errors import CorruptFragmentError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.fragments import sum_of
+from gazette_sdk.protocol.fragments import digest_of, sum_of
 
-__all__ = ["RecoveredJournal", "WithheldJournal", "recover_journal", "serial_of"]
+_log = logging.getLogger(__name__)
+
+
+def truncate_spool(spool: CompletedSpool, end: int, *, synced: bool) -> CompletedSpool:
+    """Truncate a recovered spool at an offset within it, and return it. Blocks.
+
+    A log with one commit at that offset replaces the log. Recovery cuts off content behind the
+    last commit, so the spool is truncated from then on.
+
+    Args:
+        spool: recovered, and in no index.
+        end: the offset.
+        synced: force the new log to disk before it replaces the old one.
+
+    Raises:
+        OSError: it could not be truncated.
+        CorruptFragmentError: the content is shorter than it was.
+    """
+    content, begin = spool.file.path, spool.fragment.begin
+    assert begin < end < spool.fragment.end, "the offset is within the spool"
+    log, fresh = content.with_suffix(".log"), content.with_suffix(".new")
+    parsed = parse_log(log.read_bytes())
+    origin = parsed.origin
+    assert origin is not None, "recovery read the log"
+    length, digest = spool.file.digest(end - begin)
+    if length < end - begin:
+        raise CorruptFragmentError(
+            f"{content} became shorter by at least {end - begin - length} bytes since it was "
+            "recovered; check the disk, and restart this broker, which then recovers the valid part"
+        )
+    commit = _commit_at(parsed, end, digest, spool)
+    fresh.unlink(missing_ok=True)
+    _write_log(fresh, origin, commit, synced=synced)
+    fresh.rename(log)
+    try:
+        os.truncate(content, end - begin)
+    except OSError as error:  # the log ends before them
+        _log.warning("cannot free the disk space of truncated bytes in %s: %s", content, error)
+    fragment = pb.Fragment()
+    fragment.CopyFrom(spool.fragment)
+    fragment.end = end
+    fragment.sum.CopyFrom(sum_of(commit.digest))
+    return replace(spool, fragment=fragment, registers=pb.LabelSet.FromString(commit.registers))
+
+
+def relabel_spool(
+    spool: CompletedSpool, create_revision: int, cluster_id: int, *, synced: bool
+) -> CompletedSpool:
+    """Assign a recovered spool to the journal of its name that was created later. Blocks.
+
+    Args:
+        spool: recovered, and in no index.
+        create_revision: Etcd revision at which that journal was created.
+        cluster_id: of the Etcd cluster.
+        synced: force the new log to disk before it replaces the old one.
+
+    Raises:
+        OSError: the log could not be replaced. The call may be repeated.
+    """
+    content = spool.file.path
+    log, fresh = content.with_suffix(".log"), content.with_suffix(".new")
+    parsed = parse_log(log.read_bytes())
+    assert parsed.origin is not None, "recovery read the log"
+    origin = replace(parsed.origin, create_revision=create_revision, cluster_id=cluster_id)
+    fresh.unlink(missing_ok=True)
+    commit = _commit_at(parsed, spool.fragment.end, digest_of(spool.fragment.sum), spool)
+    _write_log(fresh, origin, commit, synced=synced)
+    fresh.rename(log)
+    return replace(spool, create_revision=create_revision, primary=False)
+
+
+def set_superseded_aside(spool: CompletedSpool) -> Path:
+    """Rename a recovered spool's files, so that recovery ignores them. Blocks.
+
+    Returns:
+        the path of its content.
+
+    Raises:
+        OSError: they could not be renamed. The call may be repeated.
+    """
+    content = spool.file.path
+    aside = Path(f"{content}.superseded")
+    # The log is renamed last: recovery removes content without a log.
+    for path in (content, content.with_suffix(".log")):
+        if path.exists():
+            path.rename(f"{path}.superseded")
+    return aside
+
+
+def _commit_at(parsed: ParsedLog, end: int, digest: bytes, spool: CompletedSpool) -> Commit:
+    """Return the commit at an offset, with the registers of the last commit before it."""
+    before = [commit for commit in parsed.commits if commit.end <= end]
+    if before:
+        return max(before, key=lambda commit: commit.end)._replace(end=end, digest=digest)
+    first_append_us = round(spool.first_append_time.timestamp() * 1e6)
+    registers = spool.registers.SerializeToString(deterministic=True)
+    return Commit(end, digest, first_append_us, registers)
+
+
+def _write_log(path: Path, origin: Origin, commit: Commit, *, synced: bool) -> None:
+    log = CommitLog(path, origin)
+    try:
+        log.append(commit)
+        if synced:
+            os.fdatasync(log.fd)
+    finally:
+        log.close()
+
+
+Span: TypeAlias = tuple[int, int]
+"""Begin and end offset."""
+
+
+class Closing(NamedTuple):
+    """Gaps of a journal that a spool closes.
+
+    Attributes:
+        gaps: spans of the spool that nobody else has, in front of bytes that others have.
+        shared: spans that others have, too, before the end of the last gap.
+    """
+
+    gaps: Sequence[Span]
+    shared: Sequence[Span]
+
+    def judge(self, ours: pb.Fragment, differs_at: int | None) -> tuple[SpoolInput, int]:
+        """Return the input of the state machine, and the offset up to which the spool is valid.
+
+        Args:
+            ours: the spool's fragment.
+            differs_at: begin of the first shared span of which others have other bytes.
+        """
+        ends = [end for _, end in self.gaps if differs_at is None or end <= differs_at]
+        if not ends:
+            return SpoolInput.OTHER_BYTES, ours.begin
+        end = ends[-1]
+        return (SpoolInput.NOT_HELD if end == ours.end else SpoolInput.HELD_FROM_WITHIN), end
+
+
+def closing_of(ours: pb.Fragment, inventory: Iterable[pb.Fragment], head: int = 0) -> Closing:
+    """Return the gaps that a recovered spool closes, none if there are none.
+
+    Args:
+        ours: the spool's fragment.
+        inventory: fragments of the journal that others have, or that are stored.
+        head: offset at which others go on with the journal; 0 if it is not known.
+    """
+    others = sorted(
+        (fragment.begin, fragment.end)
+        for fragment in inventory
+        if not _is_same(ours, fragment) and fragment.begin < fragment.end
+    )
+    gaps: list[Span] = []
+    shared: list[Span] = []
+    at = ours.begin
+    for begin, end in others:
+        if end <= at:
+            continue
+        if at >= ours.end:
+            break
+        if begin > at:
+            gaps.append((at, min(begin, ours.end)))
+        at = max(at, begin)
+        if at < ours.end:
+            shared.append((at, min(end, ours.end)))
+            at = end
+    if at < ours.end <= head:
+        gaps.append((at, ours.end))
+    last = gaps[-1][1] if gaps else ours.begin
+    return Closing(gaps, [span for span in shared if span[1] <= last])
+
+
+def is_ahead(ours: pb.Fragment, inventory: Iterable[pb.Fragment]) -> bool:
+    """Return True if a recovered spool ends behind everything that others have."""
+    return all(fragment.end < ours.end for fragment in inventory)
+
+
+def compare(
+    ours: pb.Fragment, inventory: Sequence[pb.Fragment], head: int = 0
+) -> tuple[SpoolInput, int]:
+    """Return the input of the state machine, and the offset up to which a spool is valid.
+
+    Its arguments are those of :func:`closing_of`.
+    """
+    end = valid_end(ours, inventory)
+    if end == ours.end:
+        return SpoolInput.NOT_HELD, end
+    # Without shared spans the gap is the spool's beginning, which is valid in any case.
+    if closing_of(ours, inventory, head).shared:
+        return SpoolInput.CLOSES_GAP, end
+    return (SpoolInput.HELD_FROM_BEGIN if end == ours.begin else SpoolInput.HELD_FROM_WITHIN), end
+
+
+def valid_end(ours: pb.Fragment, inventory: Iterable[pb.Fragment]) -> int:
+    """Return the offset up to which a recovered spool is valid.
+
+    Args:
+        ours: the spool's fragment, which is not empty.
+        inventory: fragments of the journal that others have, or that are stored.
+
+    Returns:
+        its end if nobody else has any of it, or if it is stored as it is; its begin if others
+        have its first byte.
+    """
+    others = []
+    for fragment in inventory:
+        if not _is_same(ours, fragment):
+            others.append(fragment)
+        elif fragment.backing_store:
+            return ours.end
+    return min(
+        (
+            max(ours.begin, fragment.begin)
+            for fragment in others
+            if fragment.begin < ours.end and ours.begin < fragment.end
+        ),
+        default=ours.end,
+    )
+
+
+def _is_same(a: pb.Fragment, b: pb.Fragment) -> bool:
+    return (a.begin, a.end) == (b.begin, b.end) and digest_of(a.sum) == digest_of(b.sum)
+
 
 _SPOOL_NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{8})\.(log|content)")
 _ASIDE_NAME = re.compile(r"([0-9a-f]{16}-[0-9a-f]{8})\.(log|content)\.(damaged|superseded)")
 _STEP_BYTES = 1 << 20
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)

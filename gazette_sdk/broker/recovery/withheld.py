@@ -28,8 +28,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from gazette_sdk.broker.recovery.spools import WithheldJournal
-from gazette_sdk.broker.spool.content_file import CompletedSpool
 from gazette_sdk.broker.spool.directory import SpoolDirectory
+from gazette_sdk.broker.spool.files import CompletedSpool
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.keyspace import Continuity, HistoryMark, compare_history

@@ -1,4 +1,12 @@
-"""The primary's side of replication: one stream to every other member, and the local spool.
+"""Exclusive ownership of one thing, and the signal that ends the wait for it.
+
+A replica has two slots: one holds its spool, the other its pipeline (broker sections 3 and 6).
+The owner of a slot owns the thing until it puts it back. Waiting owners are served first come,
+first served; taking a free slot costs no turn of the event loop.
+
+Judgement of the answers of all peers to a proposal (broker section 6.2).
+
+The primary's side of replication: one stream to every other member, and the local spool.
 
 A synchronized pipeline gives exclusive access to the journal: its streams own the spools of all
 replicas (broker sections 1 and 6).
@@ -12,21 +20,250 @@ append was cancelled: its futures are resolved nevertheless.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from gazette_sdk.broker.replication.agreement import judge_acks
-from gazette_sdk.broker.replication.peer_stream import Answer, PeerStream
+from gazette_sdk.broker.append.machine import Input
+from gazette_sdk.broker.replication.peer_stream import Answer, PeerStream, unexpected
 from gazette_sdk.broker.spool.spool import Spool
-from gazette_sdk.errors import (
-    STATUS_NAMES,
-    GazetteError,
-)
+from gazette_sdk.errors import STATUS_NAMES, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.rules import equivalent
 
-__all__ = ["Pipeline"]
+T = TypeVar("T")
+
+
+class InvalidatedError(Exception):
+    """The signal fired before the slot could be taken: resolve again.
+
+    It never leaves the broker: every waiter for a slot resolves again.
+    """
+
+
+class Signal:
+    """Event that fires once. The next change needs a new signal."""
+
+    __slots__ = ("_callbacks", "fired")
+
+    def __init__(self) -> None:
+        self.fired = False
+        self._callbacks: dict[int, Callable[[], None]] = {}
+
+    def fire(self) -> None:
+        """Fire, and run the callbacks. Firing again does nothing."""
+        if self.fired:
+            return
+        self.fired = True
+        callbacks, self._callbacks = self._callbacks, {}
+        for callback in callbacks.values():
+            callback()
+
+    def on_fire(self, callback: Callable[[], None]) -> int:
+        """Run ``callback`` when it fires, now if it has. Returns a handle for :meth:`forget`."""
+        if self.fired:
+            callback()
+            return 0
+        handle = id(callback)
+        self._callbacks[handle] = callback
+        return handle
+
+    def forget(self, handle: int) -> None:
+        """Remove the callback of ``handle``."""
+        self._callbacks.pop(handle, None)
+
+    async def wait(self) -> None:
+        """Return when it has fired."""
+        if self.fired:
+            return
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def wake() -> None:
+            if not done.done():
+                done.set_result(None)
+
+        handle = self.on_fire(wake)
+        try:
+            await done
+        finally:
+            self.forget(handle)
+
+
+class Slot(Generic[T]):
+    """Holder of one thing that has one owner at a time.
+
+    Args:
+        thing: the thing; the slot begins free. Without it the slot begins owned, by the code
+            that will put the thing there.
+
+    Attributes:
+        free: True if nobody owns the thing.
+    """
+
+    __slots__ = ("_value", "_waiters", "free")
+
+    def __init__(self, *thing: T) -> None:
+        self.free = len(thing) == 1
+        if self.free:
+            (self._value,) = thing
+        self._waiters: deque[asyncio.Future[T]] = deque()
+
+    def take_now(self) -> T:
+        """Take the thing of a free slot. Nobody waits for a free slot."""
+        assert self.free, "a slot is taken when it is free"
+        self.free = False
+        return self._value
+
+    async def take(self, signal: Signal | None = None) -> T:
+        """Take the thing, after everybody who asked before.
+
+        Args:
+            signal: ends the waiting when it fires.
+
+        Raises:
+            InvalidatedError: ``signal`` fired first. It counts even where the slot became free
+                in the same turn: what the caller resolved is old.
+        """
+        if signal is not None and signal.fired:
+            raise InvalidatedError
+        if self.free:
+            self.free = False
+            return self._value
+
+        waiter: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+
+        def give_up() -> None:
+            if not waiter.done():
+                waiter.set_exception(InvalidatedError())
+
+        handle = signal.on_fire(give_up) if signal is not None else 0
+        try:
+            value = await waiter
+        except asyncio.CancelledError:
+            # Handed over and cancelled in the same turn: nobody else knows that it is ours.
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self.put(waiter.result())
+            raise
+        finally:
+            if signal is not None:
+                signal.forget(handle)
+        if signal is not None and signal.fired:
+            self.put(value)
+            raise InvalidatedError
+        return value
+
+    def put(self, value: T) -> None:
+        """Give the thing (or its successor) to the oldest waiter, or back to the slot."""
+        assert not self.free, "a slot is put back by its owner"
+        self._value = value
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(value)
+                return
+        self.free = True
+
+    def peek(self) -> T:
+        """Return the thing that was put last. The slot has held one."""
+        return self._value
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """Result of the answers to a synchronizing proposal (broker section 6.2).
+
+    Attributes:
+        input: AGREED, ROLL, LATER or FAILED.
+        roll_to: offset to roll to, 0 for none.
+        registers: registers to adopt with it; ``None`` to keep ours.
+        read_through: revision to resolve at, 0 for none.
+        error: the first failure.
+        failed: indices of the peers that failed.
+    """
+
+    input: Input
+    roll_to: int = 0
+    registers: pb.LabelSet | None = None
+    read_through: int = 0
+    error: GazetteError | None = None
+    failed: tuple[int, ...] = ()
+
+
+def judge_sync(
+    header: pb.Header,
+    peers: Sequence[pb.ProcessSpec.ID],
+    head: int,
+    answers: Sequence[Answer],
+) -> Sync:
+    """Classify the answers to a synchronizing proposal.
+
+    Args:
+        header: the pipeline's.
+        peers: the peers that answered, in member order.
+        head: end of our own spool.
+        answers: of every peer.
+    """
+    roll_to, read_through = 0, 0
+    registers: pb.LabelSet | None = None
+    errors: dict[int, GazetteError] = {}
+
+    for index, answer in enumerate(answers):
+        if isinstance(answer, GazetteError):
+            errors[index] = answer
+        elif answer.status == pb.OK:
+            pass
+        elif (
+            answer.status == pb.WRONG_ROUTE
+            and not equivalent(answer.header.route, header.route)
+            and answer.header.etcd.revision > header.etcd.revision
+        ):
+            read_through = max(read_through, answer.header.etcd.revision)
+        elif answer.status == pb.PROPOSAL_MISMATCH and answer.fragment.end > max(head, roll_to):
+            roll_to, registers = answer.fragment.end, answer.registers
+        elif answer.status == pb.PROPOSAL_MISMATCH and (
+            # It may lack the beginning of our fragment; or be ahead, but behind another peer.
+            answer.fragment.end > head
+            or (answer.fragment.end == head and answer.fragment.begin == answer.fragment.end)
+        ):
+            roll_to = max(roll_to, answer.fragment.end)
+        else:
+            errors[index] = unexpected(peers[index], answer)
+
+    if errors:
+        given = Input.FAILED
+    elif roll_to or any(_mismatches(answer) for answer in answers):
+        given = Input.ROLL
+    elif read_through:
+        given = Input.LATER
+    else:
+        given = Input.AGREED
+    return Sync(
+        given,
+        roll_to=roll_to,
+        registers=registers,
+        read_through=read_through,
+        error=next(iter(errors.values()), None),
+        failed=tuple(errors),
+    )
+
+
+def judge_acks(
+    peers: Sequence[pb.ProcessSpec.ID], answers: Sequence[Answer]
+) -> GazetteError | None:
+    """Return the error of the first peer that did not acknowledge; ``None`` if all did."""
+    for peer, answer in zip(peers, answers, strict=True):
+        if isinstance(answer, GazetteError):
+            return answer
+        if answer.status != pb.OK:
+            return unexpected(peer, answer)
+    return None
+
+
+def _mismatches(answer: Answer) -> bool:
+    return not isinstance(answer, GazetteError) and answer.status == pb.PROPOSAL_MISMATCH
+
 
 TELL_DELAY_S = 0.001
 """Pause before the peers are told of an acknowledgement by a request of its own: the request of the

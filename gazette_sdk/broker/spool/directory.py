@@ -1,4 +1,24 @@
-"""The directory in which a broker keeps its spools, so that they survive the process.
+"""Default directory of a broker's spools: private, and of one broker of one cluster.
+
+::
+
+    TMP/gazette-spools-UID/CLUSTER-PREFIX/ZONE,SUFFIX
+
+The temporary directory is shared by all users of the machine. So everything below it must belong to
+this user, and be closed to all others: whoever prepares the directory could otherwise read content,
+or have the broker serve content of theirs as recovered.
+
+Lease note: which lease the last process over a spool directory held.
+
+A broker that was killed leaves its member key in Etcd until its lease ends. The next broker over
+the same spool directory holds the directory's lock, so the process of the note has ended: its lease
+can be revoked, and the next broker is announced at once.
+
+The note is one line in ``ROOT/lease``: id of the Etcd cluster, lease, inode of ``ROOT/lock``, and
+the member key. A copy of the directory has another lock, so its note does not count: the process
+over the original may be alive.
+
+The directory in which a broker keeps its spools, so that they survive the process.
 
 ::
 
@@ -33,39 +53,195 @@ import fcntl
 import hashlib
 import logging
 import os
+import stat
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self, TypeVar
 from urllib.parse import quote
 
-from gazette_sdk.broker.recovery.spools import WithheldJournal, recover_journal, serial_of
+from gazette_sdk.broker.recovery.spools import (
+    WithheldJournal,
+    recover_journal,
+    relabel_spool,
+    serial_of,
+)
 from gazette_sdk.broker.recovery.states import HeadEffect, HeadInput, HeadState, head_step
-from gazette_sdk.broker.recovery.truncate import relabel_spool
-from gazette_sdk.broker.spool.chunk_queue import ChunkThread
-from gazette_sdk.broker.spool.commit_log import CommitLog, Head, Origin, encode_head
-from gazette_sdk.broker.spool.content_file import CompletedSpool, ContentFile, SpoolDiskError
+from gazette_sdk.broker.spool.files import (
+    ChunkThread,
+    CommitLog,
+    CompletedSpool,
+    ContentFile,
+    Head,
+    Origin,
+    SpoolDiskError,
+    encode_head,
+)
+from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.keyspace import HistoryMark
-from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.errors import ConfigurationError, EtcdError, LeaseLostError
 
-__all__ = [
-    "CompletedSpool",
-    "Durability",
-    "JournalSpools",
-    "SpoolDirectory",
-    "accept_etcd",
-    "replace_file",
-]
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def make_default_root(cluster_id: int, prefix: str, zone: str, suffix: str) -> Path:
+    """Return the default directory of a broker's spools, and make it where it is missing. Blocks.
+
+    Args:
+        cluster_id: of the Etcd cluster.
+        prefix: prefix of the cluster's keys in Etcd.
+        zone: of the broker.
+        suffix: of the broker.
+
+    Raises:
+        ConfigurationError: it is not private, or cannot be made.
+    """
+    path = Path(tempfile.gettempdir()).resolve()
+    digest = hashlib.sha256(prefix.encode()).hexdigest()[:16]
+    names = (
+        f"gazette-spools-{os.geteuid()}",
+        f"{cluster_id:016x}-{digest}",
+        f"{quote(zone, safe='')},{quote(suffix, safe='')}",
+    )
+    try:
+        _check_parent(path)
+        for name in names:
+            path /= name
+            _make_private(path)
+    except OSError as error:
+        raise _unusable(path, error.strerror or str(error)) from error
+    return path
+
+
+def _check_parent(path: Path) -> None:
+    """Check that no other user can rename what this user makes in a directory."""
+    found = path.stat()
+    if found.st_uid not in {0, os.geteuid()}:
+        raise _unusable(path, "another user owns it")
+    if found.st_mode & _OTHERS_WRITE and not found.st_mode & stat.S_ISVTX:
+        raise _unusable(path, "other users may rename what is in it")
+
+
+def _make_private(path: Path) -> None:
+    """Make a directory, or check the one that exists. Symbolic links are not followed."""
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode):
+            raise _unusable(path, "it is no directory") from None
+        if found.st_uid != os.geteuid():
+            raise _unusable(path, "another user owns it") from None
+        if found.st_mode & _OTHERS:
+            raise _unusable(path, "other users may use it (chmod 700 closes it)") from None
+
+
+def _unusable(path: Path, why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{path} cannot be used for spools: {why}; set --broker.spool-dir to a directory of the "
+        "broker's own"
+    )
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class NotedLease:
+    """Lease of a member of a cluster.
+
+    Attributes:
+        cluster_id: of the Etcd cluster.
+        key: the member's key.
+        lease: its lease.
+    """
+
+    cluster_id: int
+    key: bytes
+    lease: int
+
+
+class LeaseNote:
+    """File of a spool directory that names the lease of the last process over it.
+
+    Only the process that holds the directory's lock may use it.
+
+    Args:
+        root: the spool directory.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._path = root / "lease"
+        self._lock_path = root / "lock"
+
+    def read(self) -> NotedLease | None:
+        """Return the note; ``None`` if there is none, or it is of another directory. Blocks."""
+        try:
+            cluster_id, lease, lock, key = self._path.read_bytes().rstrip(b"\n").split(b" ", 3)
+            noted = NotedLease(int(cluster_id, 16), key, int(lease, 16))
+            return noted if int(lock) == self._lock_path.stat().st_ino else None
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            _log.warning("%s cannot be used, and is written anew: %s", self._path, error)
+            return None
+
+    def write(self, noted: NotedLease) -> None:
+        """Replace the note. Blocks.
+
+        Without it the next start waits for the end of the lease, so an error is only logged.
+        """
+        fresh = self._path.with_suffix(".new")
+        try:
+            lock = self._lock_path.stat().st_ino
+            line = f"{noted.cluster_id:x} {noted.lease:x} {lock} ".encode() + noted.key + b"\n"
+            fresh.write_bytes(line)
+            fresh.rename(self._path)
+        except OSError as error:
+            _log.warning("the lease cannot be noted in %s: %s", self._path, error)
+
+
+async def revoke_noted(etcd: Etcd, noted: NotedLease | None) -> bool:
+    """Revoke the lease of a note, if the member's key is still attached to it.
+
+    Args:
+        etcd: the client.
+        noted: the note.
+
+    Returns:
+        True if it was revoked. An error is logged: then the lease ends by itself.
+    """
+    if noted is None or noted.cluster_id != etcd.cluster_id:
+        return False
+    key = noted.key.decode("utf-8", "backslashreplace")
+    try:
+        found = (await etcd.range(noted.key)).entries
+        if not found or found[0].lease != noted.lease:
+            return False
+        await etcd.revoke(noted.lease)
+    except LeaseLostError:
+        return False  # it ended meanwhile
+    except EtcdError as error:
+        _log.warning(
+            "the lease of the earlier process was not revoked, its key %s stays until the lease "
+            "ends: %s",
+            key,
+            error,
+        )
+        return False
+    _log.info("revoked the lease of an earlier process: %s is free", key)
+    return True
+
 
 _NAME_LENGTH = 120  # of a journal in the name of its directory; the digest makes it unique
 _BACKGROUND_THREADS = 2  # compression shares two cores with everything else
 _RECOVERY_THREADS = 8
 
 T = TypeVar("T")
-
-_log = logging.getLogger(__name__)
 
 
 class Durability(enum.Enum):

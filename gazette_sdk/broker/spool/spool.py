@@ -27,20 +27,20 @@ from gazette_sdk.broker.metrics import (
     SPOOL_ROLLBACKS,
     SPOOLS_COMPLETED,
 )
-from gazette_sdk.broker.spool.chunk_queue import (
+from gazette_sdk.broker.spool.directory import JournalSpools
+from gazette_sdk.broker.spool.files import (
+    COMPRESSION_BATCH_BYTES,
     LARGE_CHUNK_BYTES,
     QUEUED_CHUNKS_MAX,
     ChunkQueue,
-)
-from gazette_sdk.broker.spool.commit_log import Commit, CommitLog, write_all
-from gazette_sdk.broker.spool.compression import COMPRESSION_BATCH_BYTES
-from gazette_sdk.broker.spool.content_file import (
+    Commit,
+    CommitLog,
     CompletedSpool,
     ContentFile,
     SpoolDiskError,
     SpoolError,
+    write_all,
 )
-from gazette_sdk.broker.spool.directory import JournalSpools
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import set_sum
 

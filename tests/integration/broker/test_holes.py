@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from gazette_sdk.broker.fragments import unstored
+from gazette_sdk.broker.fragments import refresh as unstored
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.brokers import HandCluster, journal_spec
 from support.etcd import run

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gazette_sdk.broker.append.store_health import FAILURES_MAX
+from gazette_sdk.broker.append.preconditions import FAILURES_MAX
 from gazette_sdk.broker.replication import peer_stream
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.brokers import HandCluster, crash, journal_spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gazette_sdk.broker.spool.lease_note import NotedLease, revoke_noted
+from gazette_sdk.broker.spool.directory import NotedLease, revoke_noted
 from support.etcd import run
 
 KEY = b"/gazette/cluster/members/local#broker-1"

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gazette_sdk.broker.recovery import etcd_history, quarantine
-from gazette_sdk.broker.recovery.peer_inventory import PeerInventory
+from gazette_sdk.broker.recovery.peers import PeerInventory
 from gazette_sdk.broker.replication import peer_stream
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb

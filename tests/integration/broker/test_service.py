@@ -11,7 +11,7 @@ from prometheus_client import generate_latest
 
 from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.metrics import SERVER_COMPLETED, SERVER_STARTED, WRITE_HEAD
-from gazette_sdk.broker.replication.pipeline_life import tear_down_pipeline
+from gazette_sdk.broker.replication.replicate import tear_down_pipeline
 from gazette_sdk.errors import (
     ClosedError,
     DeadlineExceededError,

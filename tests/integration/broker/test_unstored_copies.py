@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from gazette_sdk.broker.fragments import unstored
+from gazette_sdk.broker.fragments import refresh as unstored
 from gazette_sdk.broker.metrics import UNSTORED_MISSING
 from gazette_sdk.broker.replication import peer_stream
 from gazette_sdk.cli.journals.unstored import unstored_of

@@ -9,10 +9,9 @@ import pytest
 
 from gazette_sdk.broker import departure
 from gazette_sdk.broker.append import append as append_module
-from gazette_sdk.broker.append.assignments import write_route
+from gazette_sdk.broker.append.preconditions import write_route
 from gazette_sdk.broker.fragments import refresh
-from gazette_sdk.broker.recovery.last_routes import LastRoutes
-from gazette_sdk.broker.recovery.recorded_routes import RecordedRoutes
+from gazette_sdk.broker.recovery.routes import LastRoutes, RecordedRoutes
 from gazette_sdk.cluster import etcd as etcd_module
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace
 from gazette_sdk.protocol import broker_pb2 as pb

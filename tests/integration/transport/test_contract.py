@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_sdk.broker.api.grpc import journal_methods
-from gazette_sdk.broker.api.stream import stream_methods
+from gazette_sdk.broker.api.fronts import journal_methods, stream_methods
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.server.process import Server
 from gazette_sdk.server.tls import server_context

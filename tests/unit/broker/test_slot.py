@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gazette_sdk.broker.slot import InvalidatedError, Signal, Slot
+from gazette_sdk.broker.replication.pipeline import InvalidatedError, Signal, Slot
 from support.etcd import run
 
 

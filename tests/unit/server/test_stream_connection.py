@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gazette_sdk.broker.api.stream import stream_methods
+from gazette_sdk.broker.api.fronts import stream_methods
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.stream_frames import (
     ABORT_FRAME,

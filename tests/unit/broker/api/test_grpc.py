@@ -8,8 +8,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.broker.api.fronts import Chunk
-from gazette_sdk.broker.api.grpc import decode_append_item, encode_read_item
+from gazette_sdk.broker.api.fronts import Chunk, decode_append_item, encode_read_item
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.rules import complete
 from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES

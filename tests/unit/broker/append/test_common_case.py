@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gazette_sdk.broker.append.common_case import OPENING_BYTES_MAX, InlineAppends, append_now
-from gazette_sdk.broker.spool.chunk_queue import LARGE_CHUNK_BYTES
 from gazette_sdk.broker.spool.directory import Durability
+from gazette_sdk.broker.spool.files import LARGE_CHUNK_BYTES
 from gazette_sdk.fragment.health import CHECK_PENDING
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import AllowAll, Authority, Claims

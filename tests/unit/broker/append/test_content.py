@@ -10,10 +10,9 @@ import pytest
 from gazette_sdk.broker.append.content import Content
 from gazette_sdk.broker.append.flow_control import FlowControl
 from gazette_sdk.broker.append.machine import ContentEffect
-from gazette_sdk.broker.replication.pipeline import Pipeline
-from gazette_sdk.broker.slot import Signal
-from gazette_sdk.broker.spool.content_file import SpoolDiskError
+from gazette_sdk.broker.replication.pipeline import Pipeline, Signal
 from gazette_sdk.broker.spool.directory import SpoolDirectory
+from gazette_sdk.broker.spool.files import SpoolDiskError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import digest_of
 from support.etcd import run

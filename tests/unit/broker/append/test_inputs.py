@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_sdk.broker.append.inputs import (
+from gazette_sdk.broker.append.machine import (
+    APPEND,
+    Input,
+    State,
     Terms,
     judge_preconditions,
     judge_replicas,
     judge_resolution,
     next_proposal,
+    step,
 )
-from gazette_sdk.broker.append.machine import APPEND, Input, State, step
 from gazette_sdk.broker.fragments.index import Summary
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import sum_of

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from gazette_sdk.broker.append.inputs import (
+from gazette_sdk.broker.append.machine import (
     Suspension,
     is_dirty,
     judge_suspension,

@@ -7,8 +7,8 @@ import pytest
 
 from gazette_sdk.broker.append import pulse as pulse_module
 from gazette_sdk.broker.append.pulse import SUSPEND_AFTER_PULSES, Pulses, pulse_mode
+from gazette_sdk.broker.replication.pipeline import Signal
 from gazette_sdk.broker.resolver import StoppingError
-from gazette_sdk.broker.slot import Signal
 from gazette_sdk.errors import CallError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gazette_sdk.broker.append.store_health import (
+from gazette_sdk.broker.append.preconditions import (
     FAILING_TOLERATED_S,
     WAIT_MAX_S,
     StoreUnhealthyError,
@@ -13,7 +13,7 @@ from gazette_sdk.broker.append.store_health import (
     is_dispensable,
 )
 from gazette_sdk.broker.fragments.index import Index
-from gazette_sdk.broker.slot import InvalidatedError, Signal
+from gazette_sdk.broker.replication.pipeline import InvalidatedError, Signal
 from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.fragment.health import CHECK_PENDING
 from gazette_sdk.fragment.registry import StoreRegistry

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gazette_sdk.broker.failover.links import FORGET_BOUNDS, Links
+from gazette_sdk.broker.failover.decision import FORGET_BOUNDS, Links
 
 PEER = ("zone", "peer")
 NEVER = -math.inf

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gazette_sdk.broker.failover.rebuilder import Rebuilder
-from gazette_sdk.broker.failover.replacement import Action, Candidate, Decision
-from gazette_sdk.broker.replication.peer_streams import PeerStreams
+from gazette_sdk.broker.failover.decision import Action, Candidate, Decision
+from gazette_sdk.broker.failover.failover import Rebuilder
+from gazette_sdk.broker.replication.peer_stream import PeerStreams
 from gazette_sdk.cluster.broker_keys import JournalAllocation
 from gazette_sdk.cluster.etcd_messages import Delete, Put
 from gazette_sdk.cluster.verification import Input

@@ -7,7 +7,7 @@ from itertools import chain, combinations, product
 
 import pytest
 
-from gazette_sdk.broker.failover.replacement import (
+from gazette_sdk.broker.failover.decision import (
     Action,
     Candidate,
     Decision,

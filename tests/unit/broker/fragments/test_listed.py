@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gazette_sdk.broker.fragments import listed
-from gazette_sdk.broker.fragments.listed import listed_journals
+from gazette_sdk.broker.fragments import refresh as listed
+from gazette_sdk.broker.fragments.refresh import listed_journals
 from gazette_sdk.errors import StoreError
 from gazette_sdk.fragment.listing import StoredFragment
 from gazette_sdk.fragment.registry import StoreRegistry

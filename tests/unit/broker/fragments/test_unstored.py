@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.broker.fragments.unstored import Holding, missing_of
+from gazette_sdk.broker.fragments.refresh import Holding, missing_of
 from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
 

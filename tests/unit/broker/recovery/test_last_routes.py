@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_sdk.broker.recovery.last_routes import LastRoutes, members_required, waiting_text
-from gazette_sdk.broker.recovery.recorded_routes import RecordedRoutes
-from gazette_sdk.broker.recovery.waiting_journals import replaced
+from gazette_sdk.broker.recovery.peers import replaced
+from gazette_sdk.broker.recovery.routes import (
+    LastRoutes,
+    RecordedRoutes,
+    members_required,
+    waiting_text,
+)
 from gazette_sdk.cluster.broker_keys import WITHDRAWN_ROUTE
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.brokers import ZONE, Mirror, journal_spec

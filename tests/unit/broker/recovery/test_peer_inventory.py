@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gazette_sdk.broker.recovery.peer_inventory import PeerInventory
+from gazette_sdk.broker.recovery.peers import PeerInventory
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.broker.recovery.reconcile import closing_of, compare, is_ahead
+from gazette_sdk.broker.recovery.spools import closing_of, compare, is_ahead
 from gazette_sdk.broker.recovery.states import SpoolInput
 from gazette_sdk.protocol import broker_pb2 as pb
 

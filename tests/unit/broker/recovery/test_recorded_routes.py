@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_sdk.broker.recovery.recorded_routes import RecordedRoutes
+from gazette_sdk.broker.recovery.routes import RecordedRoutes
 from gazette_sdk.cluster.broker_keys import WITHDRAWN_ROUTE
 from gazette_sdk.cluster.etcd_messages import Delete, Put
 from gazette_sdk.protocol import broker_pb2 as pb

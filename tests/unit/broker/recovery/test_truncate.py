@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.broker.recovery import truncate
-from gazette_sdk.broker.recovery.reconcile import valid_end
-from gazette_sdk.broker.recovery.truncate import set_superseded_aside, truncate_spool
+from gazette_sdk.broker.recovery import spools as truncate
+from gazette_sdk.broker.recovery.spools import set_superseded_aside, truncate_spool, valid_end
 from gazette_sdk.broker.spool.directory import SpoolDirectory
 from support.quarantine import (
     JOURNAL,

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from gazette_sdk.broker.fragments.index import Index
-from gazette_sdk.broker.recovery.unagreed import Fate, UnagreedSpools, fate_of
+from gazette_sdk.broker.recovery.quarantine import Fate, UnagreedSpools, fate_of
 from gazette_sdk.broker.spool.directory import SpoolDirectory
 from support.spools import SpoolUser, until
 

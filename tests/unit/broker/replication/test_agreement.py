@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gazette_sdk.broker.append.machine import Input
-from gazette_sdk.broker.replication.agreement import judge_sync
+from gazette_sdk.broker.replication.pipeline import judge_sync
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.replication_peers import HEADER, PEERS

@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from gazette_sdk.broker.replication.peer_streams import PeerStreams
+from gazette_sdk.broker.replication.peer_stream import PeerStreams
 from gazette_sdk.errors import CallError, UnavailableError
 from support.etcd import run
 from support.replication_peers import PEERS, Peer

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gazette_sdk.broker.replication.agreement import judge_acks
+from gazette_sdk.broker.replication.pipeline import judge_acks
 from gazette_sdk.errors import CallError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.etcd import run

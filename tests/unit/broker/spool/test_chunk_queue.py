@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from gazette_sdk.broker.spool import spool as spool_module
-from gazette_sdk.broker.spool.chunk_queue import (
+from gazette_sdk.broker.spool.directory import SpoolDirectory
+from gazette_sdk.broker.spool.files import (
     LARGE_CHUNK_BYTES,
     QUEUED_CHUNKS_MAX,
     ChunkQueue,
     ChunkThread,
+    SpoolDiskError,
+    write_all,
 )
-from gazette_sdk.broker.spool.commit_log import write_all
-from gazette_sdk.broker.spool.content_file import SpoolDiskError
-from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.spools import SpoolUser, sum_of_content
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gazette_sdk.broker.spool import compression as compression_module
-from gazette_sdk.broker.spool.compression import Compression
-from gazette_sdk.broker.spool.content_file import FileView
+from gazette_sdk.broker.spool import files as compression_module
+from gazette_sdk.broker.spool.files import Compression, FileView
 from gazette_sdk.errors import CorruptFragmentError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import digest_of

@@ -8,7 +8,7 @@ import tempfile
 
 import pytest
 
-from gazette_sdk.broker.spool.default_root import make_default_root
+from gazette_sdk.broker.spool.directory import make_default_root
 from gazette_sdk.errors import ConfigurationError
 
 CLUSTER = (0x1234, "/gazette/cluster", "zone", "broker-1")

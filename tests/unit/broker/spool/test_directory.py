@@ -15,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gazette_sdk.broker.spool.commit_log import (
+from gazette_sdk.broker.spool.directory import Durability, SpoolDirectory
+from gazette_sdk.broker.spool.files import (
     Commit,
     CommitLog,
     Head,
@@ -24,7 +25,6 @@ from gazette_sdk.broker.spool.commit_log import (
     encode_head,
     parse_log,
 )
-from gazette_sdk.broker.spool.directory import Durability, SpoolDirectory
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import label_set

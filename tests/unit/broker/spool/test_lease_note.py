@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_sdk.broker.spool.lease_note import LeaseNote, NotedLease
+from gazette_sdk.broker.spool.directory import LeaseNote, NotedLease
 
 NOTED = NotedLease(0xC1, b"/gazette/cluster/members/a zone#broker-1", 0x7F00)
 

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gazette_sdk.broker.spool import commit_log as commit_log_module
+from gazette_sdk.broker.spool import files as commit_log_module
 from gazette_sdk.broker.spool import spool as spool_module
-from gazette_sdk.broker.spool.content_file import SpoolDiskError, SpoolError
 from gazette_sdk.broker.spool.directory import Durability, SpoolDirectory
+from gazette_sdk.broker.spool.files import SpoolDiskError, SpoolError
 from gazette_sdk.fragment.codecs import decompressor
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import digest_of

@@ -1,4 +1,22 @@
-"""Last routes: the synchronized route over which each journal was last appended to.
+"""Recorded routes: the last route of every journal, in keys of Etcd without a lease.
+
+Assignments end with the leases of their members, and Etcd compacts its history. If all brokers of
+a journal were away meanwhile, only a record says who has its last bytes. So a primary that writes
+a route records it in the same transaction, outside the cluster's own prefix::
+
+    /gazette_sdk/routes{root}/{journal}#{create revision of the journal}
+
+The value is a ``Header``: the route, the broker that recorded it, and the revision of the route if
+it was written earlier than the record.
+
+A broker that has the last bytes of a journal which Etcd does not have any more (`withheld`) adds
+itself to the record of create revision 0. That is the record of the journal which is created again,
+until it has one of its own.
+
+A broker that is the only member records nothing, unless there are records: its cluster has no keys
+but those of the protocol. `route_recorder` records what it wrote when another broker joins.
+
+Last routes: the synchronized route over which each journal was last appended to.
 
 The members of that route, and nobody else, are known to have every acknowledged byte. Assignments
 hold the route, and end with the leases of their members. So a mirror alone forgets it when the last
@@ -19,6 +37,11 @@ These routes do not count:
 The last member of a route may withdraw it when all content is stored (``withdrawn_route``). Then
 the journal continues after its stored content, at whichever broker. The route has the offset where
 that ends: a listing that does not reach it is late.
+
+Recorder of routes that nobody recorded in the transaction which wrote them.
+
+Those are routes of primaries of other implementations, and routes of a broker that was alone when
+it wrote them. Records of journals that are deleted or suspended are deleted.
 """
 
 from __future__ import annotations
@@ -32,28 +55,169 @@ from typing import NamedTuple, Protocol
 
 from google.protobuf.message import DecodeError
 
-from gazette_sdk.broker.recovery.recorded_routes import RecordedRoutes
 from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry, is_withdrawn
 from gazette_sdk.cluster.etcd import Etcd
-from gazette_sdk.cluster.etcd_messages import KeyValue, WatchEvent, prefix_end
-from gazette_sdk.cluster.items import AssignmentEntry, ItemEntry
+from gazette_sdk.cluster.etcd_messages import (
+    Compare,
+    Delete,
+    KeyValue,
+    Operation,
+    Put,
+    WatchEvent,
+    prefix_end,
+)
+from gazette_sdk.cluster.items import AssignmentEntry, ItemEntry, parse_value
+from gazette_sdk.cluster.keyspace import Entry, KeySpace
 from gazette_sdk.errors import EtcdCompactedError, EtcdError
+from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.journal_spec import (
     DEFAULT_MAX_REPLICATION,
     desired_replication,
     is_suspended,
 )
+from gazette_sdk.protocol.rules import NO_PRIMARY
 
-__all__ = [
-    "LastRoute",
-    "LastRoutes",
-    "changes_since",
-    "members_required",
-    "unlisted_text",
-    "waiting_text",
-]
+MEMBERS_MIN = 2
+"""Members of a cluster in which routes are recorded."""
+
+
+class RecordedRoute(NamedTuple):
+    """Record of a journal's last route.
+
+    Attributes:
+        journal: the journal's name.
+        create_revision: of the journal.
+        route: the route; without members if it was withdrawn.
+        revision: at which the route was written.
+        recorded_by: the broker that recorded it.
+    """
+
+    journal: str
+    create_revision: int
+    route: pb.Route
+    revision: int
+    recorded_by: pb.ProcessSpec.ID
+
+
+class RecordedRoutes:
+    """Mirror of the recorded routes of a cluster. It belongs to the event loop.
+
+    Args:
+        keyspace: mirror of the cluster.
+        local_id: this broker.
+
+    Attributes:
+        mirror: of the records; :class:`RecordedRoute` are its values.
+    """
+
+    def __init__(self, keyspace: BrokerKeySpace, local_id: pb.ProcessSpec.ID) -> None:
+        self._keyspace = keyspace
+        self._local_id = local_id
+        self._is_loaded = False
+        self.mirror: KeySpace = KeySpace(
+            f"/gazette_sdk/routes{keyspace.root.rstrip('/')}", self._decode
+        )
+
+    async def load(self, etcd: Etcd) -> None:
+        """Load all records. Until then no route is recorded.
+
+        Raises:
+            EtcdError: Etcd failed, or its roles forbid it.
+        """
+        await self.mirror.load(etcd)
+        self._is_loaded = True
+
+    @property
+    def is_used(self) -> bool:
+        """True if routes are recorded: other members are there, or records are."""
+        has_others = len(self._keyspace.members()) >= MEMBERS_MIN
+        return self._is_loaded and (has_others or bool(self.mirror.entries))
+
+    def entry(self, item: JournalEntry) -> Entry[RecordedRoute] | None:
+        """Return the record of a journal, or the claims to it; ``None`` if there is neither."""
+        return self.own_entry(item) or self.claims(item.id)
+
+    def own_entry(self, item: JournalEntry) -> Entry[RecordedRoute] | None:
+        """Return the record of a journal; ``None`` if there is none."""
+        return self.mirror.find(self.key(item))
+
+    def claims(self, journal: str) -> Entry[RecordedRoute] | None:
+        """Return the record of brokers with bytes of a journal that Etcd lost, if there is one."""
+        return self.mirror.find(self._claims_key(journal))
+
+    async def claim(self, etcd: Etcd, journals: Iterable[str]) -> None:
+        """Record that this broker has the last bytes of journals that Etcd does not have.
+
+        Raises:
+            EtcdError: Etcd failed, or its roles forbid it.
+        """
+        for journal in journals:
+            key = self._claims_key(journal)
+            is_written = False
+            while not is_written:
+                found = (await etcd.range(key)).entries
+                members = list(self._decode(found[0]).value.route.members) if found else []
+                if self._local_id in members:
+                    break
+                members = sorted(
+                    [*members, self._local_id], key=lambda each: (each.zone, each.suffix)
+                )
+                value = pb.Header(
+                    process_id=self._local_id, route=pb.Route(members=members, primary=NO_PRIMARY)
+                )
+                condition = Compare.mod_revision(key, found[0].mod_revision if found else 0)
+                result = await etcd.txn([condition], [Put(key, value.SerializeToString())])
+                is_written = result.succeeded  # otherwise another broker has just added itself
+
+    def changed_journals(self) -> Iterable[str]:
+        """Return the journals of the last batch of changes of the records."""
+        entries = (new or old for _, old, new in self.mirror.changes)
+        return {entry.value.journal: None for entry in entries if entry is not None}
+
+    def change(
+        self, item: JournalEntry, route: pb.Route | None, *, revision: int = 0
+    ) -> Sequence[Operation]:
+        """Return the operations that record a route; none where routes are not recorded.
+
+        Args:
+            item: the journal.
+            route: its last route; ``None`` to delete the record. A suspended journal has none.
+            revision: at which the route was written; 0 for that of the transaction.
+        """
+        if not self.is_used:
+            return ()
+        if route is None or is_suspended(item.value):
+            return (Delete(self.key(item)),) if self.own_entry(item) is not None else ()
+        value = pb.Header(
+            process_id=self._local_id,
+            route=pb.Route(
+                members=route.members, primary=route.primary, stored_end=route.stored_end
+            ),
+            etcd=pb.Header.Etcd(revision=revision),
+        )
+        return (Put(self.key(item), value.SerializeToString()),)
+
+    def key(self, item: JournalEntry) -> bytes:
+        """Return the key of a journal's record."""
+        return f"{self.mirror.root}/{item.id}#{item.create_revision}".encode()
+
+    def _claims_key(self, journal: str) -> bytes:
+        return f"{self.mirror.root}/{journal}#0".encode()
+
+    def _decode(self, kv: KeyValue) -> Entry[RecordedRoute]:
+        name, _, create_revision = kv.key.decode().rpartition("#")
+        header = parse_value(pb.Header(), kv.value)
+        record = RecordedRoute(
+            name.removeprefix(f"{self.mirror.root}/"),
+            int(create_revision),
+            header.route,
+            header.etcd.revision or kv.mod_revision,
+            header.process_id,
+        )
+        return Entry.of(kv, record)
+
 
 HISTORY_TIMEOUT_S = 10.0
 """Bound of reading the history. When it is over, no earlier route is known."""
@@ -465,3 +629,113 @@ class _History:
                 past.last_route,
                 self._max_replication,
             )
+
+
+RETRY_S = 10.0
+"""Pause before records are loaded again, after Etcd refused it."""
+
+SETTLING_S = 0.2
+"""Pause from a change of the mirrors to the comparison: they follow one transaction apart."""
+
+TXN_CHANGES_MAX = 100
+"""Records changed by one transaction. Etcd takes 128 operations unless configured otherwise."""
+
+
+class RouteRecorder:
+    """Recorder of one broker. It belongs to the event loop.
+
+    Args:
+        etcd: the client.
+        keyspace: mirror of the cluster. The caller adds :meth:`wake` to its observers, behind that
+            of ``last_routes``.
+        records: recorded routes.
+        last_routes: last routes of journals.
+    """
+
+    def __init__(
+        self,
+        etcd: Etcd,
+        keyspace: BrokerKeySpace,
+        records: RecordedRoutes,
+        last_routes: LastRoutes,
+    ) -> None:
+        self._etcd = etcd
+        self._keyspace = keyspace
+        self._records = records
+        self._last_routes = last_routes
+        self._woken = asyncio.Event()
+        self._woken.set()
+        records.mirror.observers.append(self.wake)
+
+    def wake(self) -> None:
+        """Compare all journals with their records again: keys have changed."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Follow the records, and complete them, until cancelled.
+
+        Etcd's roles may forbid that: then it is tried again now and then.
+        """
+        outage = Outage(_log, "watch of recorded routes")
+        while True:
+            try:
+                await self._records.load(self._etcd)
+                outage.ended()
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._complete(), name="complete records")
+                    group.create_task(self._records.mirror.watch(self._etcd), name="watch records")
+            except* EtcdError as errors:
+                outage.failed(errors.exceptions[0])
+            await asyncio.sleep(RETRY_S)
+
+    async def _complete(self) -> None:
+        while True:
+            await self._woken.wait()
+            await asyncio.sleep(SETTLING_S)
+            self._woken.clear()
+            changes = self._changes()
+            for begin in range(0, len(changes), TXN_CHANGES_MAX):
+                some = changes[begin : begin + TXN_CHANGES_MAX]
+                # If another broker was faster, its changes wake us.
+                await self._etcd.txn([each[0] for each in some], [each[1] for each in some])
+
+    def _changes(self) -> Sequence[tuple[Compare, Operation]]:
+        """Return the changes that complete the records, each with its condition."""
+        if not self._records.is_used:
+            return ()
+        changes: list[tuple[Compare, Operation]] = []
+        for item in self._keyspace.items():
+            last = self._last_routes.last(item.id)
+            known = self._records.own_entry(item)
+            if (
+                last is None
+                or last.is_claimed
+                or (known is not None and _is_as_new(known.value, last))
+            ):
+                continue
+            (put,) = self._records.change(item, last.route, revision=last.revision)
+            revision = known.mod_revision if known is not None else 0
+            changes.append((Compare.mod_revision(put.key, revision), put))
+        for entry in self._records.mirror.entries:
+            if self._is_over(entry.value):
+                condition = Compare.mod_revision(entry.key, entry.mod_revision)
+                changes.append((condition, Delete(entry.key)))
+        return changes
+
+    def _is_over(self, record: RecordedRoute) -> bool:
+        """Return True if a record's journal has no last route: it is deleted, or suspended."""
+        item = self._keyspace.item(record.journal)
+        if record.create_revision == 0:  # claims, until the journal has a record
+            return item is not None and self._records.own_entry(item) is not None
+        if item is None or item.create_revision != record.create_revision:
+            # The journal may be newer than our mirror of the cluster.
+            return record.create_revision <= self._keyspace.revision
+        return is_suspended(item.value)
+
+
+def _is_as_new(record: RecordedRoute, last: LastRoute) -> bool:
+    """Return True if a record need not be replaced. A slot that moved has its route anew."""
+    if record.revision >= last.revision:
+        return True
+    known, route = record.route, last.route
+    return (known.members, known.primary) == (route.members, route.primary)
