@@ -27,10 +27,8 @@ from measure import Figure, arguments, percentile, report
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.protocol import recoverylog_pb2 as pb
 from gazette_sdk.shard.recovery.fsm import FSM
-from gazette_sdk.shard.recovery.player import Player
-from gazette_sdk.shard.recovery.recorder import Recorder
-from gazette_sdk.shard.recovery.rerecord import READ_SLACK_BYTES
-from gazette_sdk.shard.recovery.staged_files import StagedFiles
+from gazette_sdk.shard.recovery.player import Player, StagedFiles
+from gazette_sdk.shard.recovery.recorder import READ_SLACK_BYTES, Recorder
 from gazette_sdk.shard.stores.rocks_store import RocksStore
 from gazette_sdk.shard.stores.sqlite_store import SqliteStore
 

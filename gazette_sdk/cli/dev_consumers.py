@@ -10,7 +10,7 @@ from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import prefix_end
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol import consumer_pb2 as cpb
-from gazette_sdk.shard.consumer.dev_etcd import etcd_of_dev
+from gazette_sdk.shard.consumer.embedded import etcd_of_dev
 from gazette_sdk.shard.consumer.process import CONSUMERS_PREFIX
 
 __all__ = ["find_consumer"]

@@ -34,7 +34,7 @@ from gazette_sdk.server.process import STOP_GRACE_S, StopSignal, configured_serv
 from gazette_sdk.server.settings import DEBUG, pet_name
 from gazette_sdk.server.tls import with_secrets
 from gazette_sdk.shard.consumer.config import ConsumerConfig
-from gazette_sdk.shard.consumer.dev_etcd import etcd_of_dev
+from gazette_sdk.shard.consumer.embedded import etcd_of_dev
 from gazette_sdk.shard.consumer.process import StuckShardsError
 from gazette_sdk.shard.consumer.served import ServedConsumer
 from gazette_sdk.transport.base import Transport

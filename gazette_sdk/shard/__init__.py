@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from gazette_sdk.shard.application.application import Application, dead_letters
     from gazette_sdk.shard.application.endpoints import Method, Query
     from gazette_sdk.shard.application.handler import handler
-    from gazette_sdk.shard.application.handles import Process, Shard
     from gazette_sdk.shard.consumer.embedded import EmbeddedConsumer
     from gazette_sdk.shard.stores import codec
     from gazette_sdk.shard.stores.base import Store
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from gazette_sdk.shard.stores.rocks_store import RocksStore
     from gazette_sdk.shard.stores.sql_store import SqlStore
     from gazette_sdk.shard.stores.sqlite_store import SqliteStore
-    from gazette_sdk.shard.transaction.transaction import Transaction
+    from gazette_sdk.shard.transaction.transaction import Process, Shard, Transaction
 
 __all__ = [
     "Application",

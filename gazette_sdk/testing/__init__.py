@@ -25,7 +25,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gazette_sdk.shard.transaction.steps import CommitStep
+    from gazette_sdk.shard.transaction.machine import CommitStep
     from gazette_sdk.testing.cluster import gazette_cluster
     from gazette_sdk.testing.handler_runs import HandlerRun, run_handler
     from gazette_sdk.testing.journal_checker import (

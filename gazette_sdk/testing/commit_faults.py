@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 
-from gazette_sdk.shard.transaction.steps import CommitStep
+from gazette_sdk.shard.transaction.machine import CommitStep
 
 __all__ = ["CommitStep", "CrashAt", "InjectedCrashError", "exit_process"]
 

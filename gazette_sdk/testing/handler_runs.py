@@ -18,10 +18,9 @@ from gazette_sdk.message.mapping import SelectorMapping
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.shard.application.application import Application
-from gazette_sdk.shard.application.handles import Shard
-from gazette_sdk.shard.transaction.base import AppendFuture
 from gazette_sdk.shard.transaction.consume import OnStep
 from gazette_sdk.shard.transaction.runner import Runner
+from gazette_sdk.shard.transaction.transaction import AppendFuture, Shard
 from gazette_sdk.transport.append.queue import AnyFuture
 from gazette_sdk.transport.loop import run
 

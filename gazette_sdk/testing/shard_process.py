@@ -19,7 +19,7 @@ from pathlib import Path
 from gazette_sdk.errors import ConfigurationError, GazetteError
 from gazette_sdk.shard.consumer.process import Consumer
 from gazette_sdk.shard.transaction.consume import OnStep
-from gazette_sdk.shard.transaction.steps import CommitStep
+from gazette_sdk.shard.transaction.machine import CommitStep
 from gazette_sdk.testing.commit_faults import CrashAt, exit_process
 
 __all__ = ["main"]

@@ -34,13 +34,13 @@ from gazette_sdk.local_cluster.ports import reserve_port
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.shard_spec import recovery_log
 from gazette_sdk.shard.application.application import Application
-from gazette_sdk.shard.application.handles import Shard
-from gazette_sdk.shard.consumer.caught_up import shard_of, status_text, until_caught_up
 from gazette_sdk.shard.consumer.client import ShardClient
-from gazette_sdk.shard.consumer.hints_keys import load_hints
-from gazette_sdk.shard.recovery import hints as fsm_hints
-from gazette_sdk.shard.recovery.playback import Playback
-from gazette_sdk.shard.transaction.steps import CommitStep
+from gazette_sdk.shard.consumer.hints import load_hints
+from gazette_sdk.shard.consumer.lifecycle import shard_of, status_text, until_caught_up
+from gazette_sdk.shard.recovery import fsm as fsm_hints
+from gazette_sdk.shard.recovery.player import Playback
+from gazette_sdk.shard.transaction.machine import CommitStep
+from gazette_sdk.shard.transaction.transaction import Shard
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gazette_sdk.message.checkpoint import Checkpoint, ProducerState
-from gazette_sdk.shard.recovery.file_change import (
+from gazette_sdk.shard.recovery.fsm import (
     CreateFile,
     FileChange,
     RemoveFile,

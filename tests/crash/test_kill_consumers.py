@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gazette_sdk.protocol import consumer_pb2 as cpb
-from gazette_sdk.shard.transaction.steps import CommitStep
+from gazette_sdk.shard.transaction.machine import CommitStep
 from gazette_sdk.testing.shards import run_shards
 from support import order_totals
 from support.order_totals import create_journals, expected_totals, publish, published_totals

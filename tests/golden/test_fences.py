@@ -16,8 +16,8 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import recoverylog_pb2 as rpb
 from gazette_sdk.protocol.labels import label_set, pairs_of
-from gazette_sdk.shard.recovery.operation import fence_of
-from gazette_sdk.shard.recovery.playback import Playback
+from gazette_sdk.shard.recovery.log import fence_of
+from gazette_sdk.shard.recovery.player import Playback
 from gazette_sdk.transport.loop import run
 from support.chained_shard import content_of
 from support.golden_consumers import WAIT_S, running

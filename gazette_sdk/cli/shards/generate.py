@@ -20,14 +20,14 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.labels import parse_selector
 from gazette_sdk.protocol.shard_spec import recovery_log
-from gazette_sdk.shard.application.application import Application
-from gazette_sdk.shard.application.generator import ShardGenerator
-from gazette_sdk.shard.application.sources import (
+from gazette_sdk.shard.application.application import (
+    Application,
     Existing,
     existing_shards,
     generated,
     source_selector,
 )
+from gazette_sdk.shard.application.handler import ShardGenerator
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport

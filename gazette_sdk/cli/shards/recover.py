@@ -19,8 +19,8 @@ from gazette_sdk.protocol import recoverylog_pb2 as rpb
 from gazette_sdk.protocol.labels import label_set
 from gazette_sdk.protocol.shard_spec import ID, recovery_log, validate_shard_id
 from gazette_sdk.shard.consumer.client import ShardClient
-from gazette_sdk.shard.recovery import hints as fsm_hints
-from gazette_sdk.shard.recovery.playback import Playback, Recovered
+from gazette_sdk.shard.recovery import fsm as fsm_hints
+from gazette_sdk.shard.recovery.player import Playback, Recovered
 
 __all__ = ["run"]
 

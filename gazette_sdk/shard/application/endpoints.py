@@ -16,7 +16,7 @@ from gazette_sdk.protocol.authorization import Capability
 
 if TYPE_CHECKING:
     from gazette_sdk.message.mapping import Mapping
-    from gazette_sdk.shard.application.handles import Shard
+    from gazette_sdk.shard.transaction.transaction import Shard
 
 __all__ = ["Endpoint", "Handler", "Method", "Query"]
 

@@ -36,25 +36,22 @@ from gazette_sdk.protocol.rules import complete
 from gazette_sdk.protocol.shard_spec import validate_consumer_spec
 from gazette_sdk.server.authorization import Authorization
 from gazette_sdk.server.grpc_server import Method
-from gazette_sdk.shard.application.application import Application
-from gazette_sdk.shard.application.generator import ShardGenerator
-from gazette_sdk.shard.application.handles import Process
-from gazette_sdk.shard.application.sources import (
+from gazette_sdk.shard.application.application import (
+    Application,
     Existing,
     existing_shards,
     generated,
     source_selector,
 )
+from gazette_sdk.shard.application.handler import ShardGenerator
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.config import ConsumerConfig
-from gazette_sdk.shard.consumer.endpoint_calls import EndpointCalls
-from gazette_sdk.shard.consumer.grpc_methods import application_methods
-from gazette_sdk.shard.consumer.http_endpoints import HttpEndpoints
-from gazette_sdk.shard.consumer.queries import Queries
+from gazette_sdk.shard.consumer.endpoints import EndpointCalls, HttpEndpoints, Queries
 from gazette_sdk.shard.consumer.resolver import Resolver
-from gazette_sdk.shard.consumer.service import ShardService
+from gazette_sdk.shard.consumer.service import ShardService, application_methods
 from gazette_sdk.shard.consumer.shard import LocalShard, ShardParts
 from gazette_sdk.shard.transaction.consume import OnStep
+from gazette_sdk.shard.transaction.transaction import Process
 from gazette_sdk.shard.workers import on_worker
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.user_code import contained

@@ -1,28 +1,49 @@
-"""The shard service: Stat, List, Apply, GetHints and Unassign (shard sections 2 and 11).
+"""Admission of changes of shards by their caller's claims (shard section 11).
+
+A caller with a selector changes the shards that it matches, and nothing else by them. The id and
+the prefixes of a shard name its recovery log and the Etcd keys of its hints, and ids have slashes:
+a free choice would lead to the log of any shard, and to any key. Its sources are read with the
+rights of the process. So they are those that the shard has, or those that the application gives it.
+
+The shard service: Stat, List, Apply, GetHints and Unassign (shard sections 2 and 11).
 
 The same object serves gRPC and the JSON gateway. Requests and responses are the protocol's
 messages; a call that fails raises a :class:`~gazette_sdk.errors.GazetteError`.
+
+gRPC methods of an application: calls of a shard's state, here or at its primary.
+
+A forwarded request has the resolution's header in its metadata, as over HTTP, and in its field
+``header`` where it has one of that type: consumers of other implementations look there.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace, ShardAssignment, ShardEntry
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import Compare, Delete, Put
 from gazette_sdk.cluster.items import ItemChange, apply_items
-from gazette_sdk.errors import EtcdError
+from gazette_sdk.errors import (
+    CallError,
+    ConfigurationError,
+    EtcdError,
+    MappingError,
+    ShardStatusError,
+    UnauthenticatedError,
+)
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Capability, Claims
-from gazette_sdk.protocol.labels import Matcher
-from gazette_sdk.protocol.rules import SHARD_RPCS, complete, unrouted_header
+from gazette_sdk.protocol.labels import Matcher, label_set, matches
+from gazette_sdk.protocol.rules import SHARD_RPCS, Rpc, complete, unrouted_header
 from gazette_sdk.protocol.shard_spec import (
+    ID,
     matches_shard,
     primary_hint_key,
     recovery_log,
@@ -30,24 +51,144 @@ from gazette_sdk.protocol.shard_spec import (
     source_journals,
     validate_shard_rpc,
 )
+from gazette_sdk.server import grpc_server
 from gazette_sdk.server.authorization import Authorization
 from gazette_sdk.server.call import Call
 from gazette_sdk.server.grpc_server import Method
 from gazette_sdk.server.json_gateway import JsonUnary
-from gazette_sdk.shard.consumer.authorize import (
-    Templates,
-    admit_change,
-    admit_id,
-    admit_upsert,
-    is_unchanged,
-    no_templates,
-)
-from gazette_sdk.shard.consumer.hints_keys import load_hints
+from gazette_sdk.shard.application.endpoints import Method as EndpointMethod
+from gazette_sdk.shard.consumer.client import ShardClient
+from gazette_sdk.shard.consumer.endpoints import EndpointCalls, forwarded_claims, status_of
+from gazette_sdk.shard.consumer.hints import load_hints
 from gazette_sdk.shard.consumer.resolver import Resolver, ServedShard, primary_of
-from gazette_sdk.shard.recovery import hints as fsm_hints
+from gazette_sdk.shard.recovery import fsm as fsm_hints
 from gazette_sdk.transport.wire import Peer
 
-__all__ = ["ShardPeers", "ShardService", "json_methods", "shard_methods"]
+Templates = Callable[[Collection[str]], Awaitable[Mapping[str, cpb.ShardSpec]]]
+"""Function that returns, by journal, the shards which the application gives to journals."""
+
+
+async def no_templates(_: Collection[str]) -> Mapping[str, cpb.ShardSpec]:
+    """Return nothing: templates of an application without sources."""
+    return {}
+
+
+def admit_id(claims: Claims, shard: str, known: cpb.ShardSpec | None) -> None:
+    """Check that claims allow to delete or unassign a shard: by its id, and by what it is.
+
+    Args:
+        claims: the caller's, with a selector.
+        shard: id of the shard.
+        known: its spec, if it exists.
+
+    Raises:
+        UnauthenticatedError: they do not.
+    """
+    if not matches(claims.selector, label_set(((ID, shard),))) or (
+        known is not None and not matches_shard(Matcher(claims.selector), known)
+    ):
+        raise _not_authorized(shard)
+
+
+def admit_change(
+    claims: Claims, change: cpb.ApplyRequest.Change, known: cpb.ShardSpec | None
+) -> None:
+    """Check that claims allow to change a shard, by its id and labels.
+
+    An upsert must match by the new labels, and the shard that exists by its own: else a caller
+    could put its label on any shard. Hints must not name logs of other shards: a recovery would
+    play them.
+
+    Args:
+        claims: the caller's, with a selector.
+        change: the change.
+        known: current spec of the shard, if it exists.
+
+    Raises:
+        UnauthenticatedError: they do not.
+    """
+    if change.delete:
+        admit_id(claims, change.delete, known)
+        return
+    matcher, shard = Matcher(claims.selector), change.upsert.id
+    if not matches_shard(matcher, change.upsert) or (
+        known is not None and not matches_shard(matcher, known)
+    ):
+        raise _not_authorized(shard)
+    nodes = change.primary_hints.live_nodes
+    if other := next((part.log for node in nodes for part in node.segments if part.log), ""):
+        raise _beyond(shard, "hints of the log", other)
+
+
+def is_unchanged(upsert: cpb.ShardSpec, known: cpb.ShardSpec | None) -> bool:
+    """Return True if an upsert leaves the log and hints of a shard, and adds no source."""
+    return known is not None and _first_beyond(upsert, [known]) is None
+
+
+def admit_upsert(
+    upsert: cpb.ShardSpec,
+    known: cpb.ShardSpec | None,
+    templates: Mapping[str, cpb.ShardSpec],
+    others: Iterable[cpb.ShardSpec],
+) -> None:
+    """Check that log, hints and sources are those of the shard, or the application's for its id.
+
+    Args:
+        upsert: the new spec.
+        known: current spec of the shard, if it exists.
+        templates: by journal, the shards that the application gives to the journals of the upsert.
+        others: all other shards. None of their logs, hints and sources is given away.
+
+    Raises:
+        UnauthenticatedError: they are not.
+    """
+    own = [spec for spec in templates.values() if spec.id == upsert.id]
+    if known is not None:
+        own.append(known)
+    if beyond := _first_beyond(upsert, own):
+        raise _beyond(upsert.id, *beyond)
+    journals = _sources(upsert) - (set() if known is None else _sources(known))
+    log, hints = recovery_log(upsert), primary_hint_key(upsert)
+    for other in others:
+        if log and log == recovery_log(other):
+            raise _beyond(upsert.id, f"the log of {other.id},", log)
+        if log and hints == primary_hint_key(other):
+            raise _beyond(upsert.id, f"the hints of {other.id},", hints)
+        if shared := journals & _sources(other):
+            raise _beyond(upsert.id, f"the source of {other.id},", min(shared))
+
+
+def _first_beyond(upsert: cpb.ShardSpec, own: Collection[cpb.ShardSpec]) -> tuple[str, str] | None:
+    """Return the first field of an upsert, and its value, that none of a shard's specs has."""
+    if not own:
+        return "the new sources", ", ".join(sorted(_sources(upsert)))
+    for name in ("recovery_log_prefix", "hint_prefix"):
+        if getattr(upsert, name) not in {getattr(spec, name) for spec in own}:
+            return name, getattr(upsert, name)
+    if upsert.hint_backups > max(spec.hint_backups for spec in own):
+        return "hint_backups", str(upsert.hint_backups)
+    journals = _sources(upsert).difference(*map(_sources, own))
+    return ("the source", min(journals)) if journals else None
+
+
+def _sources(spec: cpb.ShardSpec) -> set[str]:
+    return set(source_journals(spec))
+
+
+def _not_authorized(shard: str) -> UnauthenticatedError:
+    return UnauthenticatedError(
+        f"not authorized to {shard}; use a token whose selector matches the shard's id and labels,"
+        " before and after the change"
+    )
+
+
+def _beyond(shard: str, name: str, value: str) -> UnauthenticatedError:
+    return UnauthenticatedError(
+        f"a token with a selector does not allow {name} {value!r} for {shard}: log, hints and"
+        " sources are those that the shard has, or that the application gives it for one of its"
+        " sources; use a token without a selector"
+    )
+
 
 SLICE_SHARDS = 25
 """Number of shards that are listed before other tasks of the event loop run."""
@@ -326,3 +467,104 @@ def json_methods(service: ShardService) -> Mapping[str, JsonUnary]:
 
 def _encode(message: Message) -> bytes:
     return complete(message).SerializeToString()
+
+
+_HEADER = "header"
+
+
+def application_methods(
+    methods: Iterable[EndpointMethod], calls: EndpointCalls, peers: ShardClient
+) -> Iterator[grpc_server.Method]:
+    """Return the methods to register with a :class:`~gazette_sdk.server.grpc_server.GrpcServer`.
+
+    Args:
+        methods: the application's methods.
+        calls: resolves and runs calls.
+        peers: other processes of the application.
+
+    Raises:
+        ConfigurationError: a method is declared twice.
+    """
+    paths: set[str] = set()
+    for method in methods:
+        if method.rpc in paths:
+            raise ConfigurationError(f"{method.rpc} is declared twice; declare it once")
+        paths.add(method.rpc)
+        served = _ServedMethod(method, calls, peers)
+        yield grpc_server.Method(served.rpc, served)
+
+
+class _ServedMethod:
+    """Method of an application, as the gRPC server calls it."""
+
+    def __init__(self, method: EndpointMethod, calls: EndpointCalls, peers: ShardClient) -> None:
+        _, service, name = method.rpc.split("/")
+        self.rpc = Rpc(name, 0, method.request_type, method.response_type, service=service)
+        self._method = method
+        self._calls = calls
+        self._peers = peers
+        field = method.request_type.DESCRIPTOR.fields_by_name.get(_HEADER)
+        self._has_header = field is not None and field.message_type is pb.Header.DESCRIPTOR
+
+    async def __call__(self, request: Any, call: Call) -> Message:
+        """Return the response to a request.
+
+        Raises:
+            CallError: there is none; it has a status code.
+            Exception: the application's function raised it.
+        """
+        try:
+            return await self._serve(request, call)
+        except (
+            ConfigurationError,
+            MappingError,
+            ShardStatusError,
+            json_format.ParseError,
+        ) as error:
+            raise CallError(str(error), code=status_of(error).grpc) from error
+
+    async def _serve(self, request: Any, call: Call) -> Message:
+        method, calls = self._method, self._calls
+        async with calls.admit(call, method.capability) as claims:
+            if method.is_about_no_shard:
+                return self._checked(await calls.run_alone(method.serve, request))
+            shard = calls.named_shard(method.shard_of, request)
+            if not shard:
+                remedy = f"name the shard in the request of {method.rpc}"
+                shard = await calls.shard_of(method.by, request, remedy)
+            given = self._has_header and request.HasField(_HEADER)
+            header = request.header if given else None
+            async with calls.resolve(shard, claims, call, header) as resolution:
+                if resolution.shard is None:
+                    return await self._forward(request, shard, resolution.header)
+                found = await calls.run(method.serve, resolution.shard, {}, request=request)
+                return self._checked(found)
+
+    async def _forward(self, request: Any, shard: str, header: pb.Header) -> Message:
+        """Return the primary's response."""
+        if self._has_header:
+            forwarded = type(request)()
+            forwarded.CopyFrom(request)
+            forwarded.header.CopyFrom(header)
+            request = forwarded
+        response: Message = await self._peers.call(
+            self.rpc,
+            request,
+            forwarded_claims(self._method.capability, shard),
+            primary_of(shard, header),
+            proxy_header=json_format.MessageToJson(header, indent=None),
+        )
+        return response
+
+    def _checked(self, response: object) -> Message:
+        """Return what the application's function returned, if it is a response.
+
+        Raises:
+            TypeError: it is something else.
+        """
+        if not isinstance(response, Message) or type(response) is not self._method.response_type:
+            raise TypeError(
+                f"{self._method.rpc} returned {type(response).__name__}, and not "
+                f"{self._method.response_type.__name__}: correct the application"
+            )
+        return response

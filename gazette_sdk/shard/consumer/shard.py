@@ -1,4 +1,8 @@
-"""Shard of this process: playback, store and transactions, as its life's table says (shard 5).
+"""Metrics of a consumer process (operations section 3).
+
+Reports of a shard's status, as the value of its assignment in Etcd (shard section 5).
+
+Shard of this process: playback, store and transactions, as its life's table says (shard 5).
 
 A standby plays the recovery log into a directory of its own, and follows it. The primary hands the
 log off to itself, which fences its predecessor, opens the store that was restored so, and runs
@@ -14,6 +18,7 @@ import inspect
 import logging
 import secrets
 import shutil
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -21,10 +26,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from prometheus_client import Gauge
+
 from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace, ShardAssignment, ShardEntry
 from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import Compare, Put
 from gazette_sdk.errors import (
     CallError,
+    EtcdError,
     EtcdUnavailableError,
     GazetteError,
     UnauthenticatedError,
@@ -38,38 +47,153 @@ from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import recoverylog_pb2 as rpb
 from gazette_sdk.protocol.durations import to_seconds
 from gazette_sdk.protocol.labels import CONTENT_TYPE, value_of
-from gazette_sdk.protocol.shard_spec import recovery_log
-from gazette_sdk.shard.application.application import Application
-from gazette_sdk.shard.application.handles import Shard
-from gazette_sdk.shard.application.sources import LOG_CONTENT_TYPE
-from gazette_sdk.shard.consumer.hints_keys import (
+from gazette_sdk.protocol.shard_spec import recovery_log, reduce_status
+from gazette_sdk.shard.application.application import LOG_CONTENT_TYPE, Application
+from gazette_sdk.shard.consumer.hints import (
+    HintsWriter,
     load_hints,
     store_recorded_hints,
     store_recovered_hints,
 )
-from gazette_sdk.shard.consumer.hints_writer import HintsWriter
-from gazette_sdk.shard.consumer.lifecycle import Effect, Input, Lifecycle, State
-from gazette_sdk.shard.consumer.metrics import ShardUp
-from gazette_sdk.shard.consumer.recovery_progress import RecoveryProgress
-from gazette_sdk.shard.consumer.status import StatusReports, failed_status, local_assignment
-from gazette_sdk.shard.recovery import hints as fsm_hints
+from gazette_sdk.shard.consumer.lifecycle import Effect, Input, Lifecycle, RecoveryProgress, State
+from gazette_sdk.shard.recovery import fsm as fsm_hints
 from gazette_sdk.shard.recovery.log import RecoveryLog
-from gazette_sdk.shard.recovery.playback import Playback, Recovered
+from gazette_sdk.shard.recovery.player import Playback, Recovered
 from gazette_sdk.shard.recovery.recorder import Recorder
+from gazette_sdk.shard.transaction.consume import Input as SourceInput
 from gazette_sdk.shard.transaction.consume import OnStep
 from gazette_sdk.shard.transaction.failure import error_of_code
-from gazette_sdk.shard.transaction.input import Input as SourceInput
 from gazette_sdk.shard.transaction.output import Output
 from gazette_sdk.shard.transaction.runner import Runner
+from gazette_sdk.shard.transaction.transaction import Shard
 from gazette_sdk.shard.workers import on_worker
 from gazette_sdk.transport.append.appender import AppendService
-from gazette_sdk.transport.backoff import pause
+from gazette_sdk.transport.backoff import delay_s, pause
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.user_code import acontained, described, exit_within, text_of
+from gazette_sdk.user_code import acontained, described, encodable, exit_within, text_of
 
-__all__ = ["LocalShard", "ShardParts", "ShardStepError"]
+_UP = Gauge(
+    "gazette_shard_up", "Shards of this process by status; 1 for each.", ["shard", "status"]
+)
+
+_shown: Counter[tuple[str, str]] = Counter()
+"""Shards that show a series: one that ends late may share it with its successor."""
+
+
+class ShardUp:
+    """Status of one shard as a metric: there is one series while the shard is local.
+
+    Args:
+        shard: its id.
+    """
+
+    def __init__(self, shard: str) -> None:
+        self._shard = shard
+        self._status = ""
+
+    def set(self, code: cpb.ReplicaStatus.Code) -> None:
+        """Show a status in place of the one before."""
+        self.remove()
+        self._status = cpb.ReplicaStatus.Code.Name(code)
+        _shown[self._shard, self._status] += 1
+        _UP.labels(self._shard, self._status).set(1)
+
+    def remove(self) -> None:
+        """Show none any more."""
+        if self._status:
+            series, self._status = (self._shard, self._status), ""
+            _shown[series] -= 1
+            if not _shown[series]:
+                del _shown[series]
+                _UP.remove(*series)
+
+
+ERROR_CHARACTERS_MAX = 2048
+"""Longer texts of errors are cut: the values of all assignments are in every process' memory."""
+
+_CUT = " ...[truncated]"
 
 _log = logging.getLogger(__name__)
+
+
+def failed_status(errors: Iterable[str]) -> cpb.ReplicaStatus:
+    """Return the status of a shard that failed, with texts of bounded length."""
+    return cpb.ReplicaStatus(
+        code=cpb.ReplicaStatus.FAILED,
+        errors=[
+            text if len(text) <= ERROR_CHARACTERS_MAX else f"{text[:ERROR_CHARACTERS_MAX]}{_CUT}"
+            for text in map(encodable, errors)
+        ],
+    )
+
+
+def local_assignment(
+    keyspace: ConsumerKeySpace, shard: str, local_id: pb.ProcessSpec.ID
+) -> ShardAssignment | None:
+    """Return the first assignment of a shard to a process; None if there is none."""
+    for entry in keyspace.assignments(shard):
+        if (entry.zone, entry.suffix) == (local_id.zone, local_id.suffix):
+            return entry
+    return None
+
+
+class StatusReports:
+    """Reports of one shard of this process.
+
+    Args:
+        etcd: takes them.
+        keyspace: the mirror.
+        shard: the shard's id.
+        local_id: this process.
+    """
+
+    def __init__(
+        self, etcd: Etcd, keyspace: ConsumerKeySpace, shard: str, local_id: pb.ProcessSpec.ID
+    ) -> None:
+        self._etcd = etcd
+        self._keyspace = keyspace
+        self._shard = shard
+        self._local_id = local_id
+
+    async def report(self, status: cpb.ReplicaStatus) -> None:
+        """Report a status, and wait until the mirror shows it.
+
+        The new value is the old one reduced with ``status``: the code of an assignment never goes
+        down. It tries again until it is cancelled, or the shard is not assigned to us any more;
+        then its owner cancels the shard.
+        """
+        attempt = 0
+        while (entry := local_assignment(self._keyspace, self._shard, self._local_id)) is not None:
+            value = _reduced(entry.value, status)
+            if value == entry.value:
+                return
+            try:
+                if await self._write(entry, value):
+                    return
+            except EtcdError as error:
+                _log.warning(
+                    "status of a shard is not reported yet",
+                    extra={"shard": self._shard, "err": str(error), "attempt": attempt},
+                )
+            await asyncio.sleep(delay_s(attempt))
+            attempt += 1
+
+    async def _write(self, entry: ShardAssignment, value: cpb.ReplicaStatus) -> bool:
+        """Write a value; return False if the assignment was changed meanwhile."""
+        result = await self._etcd.txn(
+            (Compare.mod_revision(entry.key, entry.mod_revision),),
+            (Put(entry.key, value.SerializeToString(), ignore_lease=True),),
+        )
+        if result.succeeded:
+            await self._keyspace.wait_for_revision(result.revision)
+        return result.succeeded
+
+
+def _reduced(known: cpb.ReplicaStatus, status: cpb.ReplicaStatus) -> cpb.ReplicaStatus:
+    """Return the reduction, in which an error that was reported already is not repeated."""
+    fresh = [text for text in status.errors if text not in known.errors]
+    return reduce_status([known, cpb.ReplicaStatus(code=status.code, errors=fresh)])
+
 
 T = TypeVar("T")
 

@@ -1,4 +1,11 @@
-"""Recovery log of a primary: appends that only the log's current author may make.
+"""Metrics of recovery logs (operations section 3).
+
+Recorded operations: their frames, and the chain of checksums over them (recovery log 1).
+
+A frame is a fixed header and a protobuf message. The content of a write follows its frame; it is
+not part of the message, and the checksum does not cover it.
+
+Recovery log of a primary: appends that only the log's current author may make.
 
 The register ``author`` of the journal names who recovered the log last. Each append checks it.
 When another process has recovered the log, no append of this one can commit any more.
@@ -8,17 +15,93 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import posixpath
 from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Protocol
 
-from gazette_sdk.errors import FencedError, RegisterMismatchError
+import google_crc32c
+from google.protobuf.message import DecodeError as ProtobufDecodeError
+from prometheus_client import Counter
+
+from gazette_sdk.errors import DecodeError, FencedError, RegisterMismatchError, ValidationError
+from gazette_sdk.framing.base import FixedProtobuf
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import label_set
-from gazette_sdk.shard.recovery.operation import AUTHOR_REGISTER, fence_of
+from gazette_sdk.protocol.recoverylog_pb2 import RecordedOp
 from gazette_sdk.transport.append.queue import AnyFuture, PendingAppend
 
-__all__ = ["LogAppender", "RecoveryLog"]
+RECOVERED_BYTES = Counter(
+    "gazette_recoverylog_recovered_bytes", "Bytes of recovery logs that were played back."
+)
+
+
+HEADER_BYTES = FixedProtobuf.header_bytes
+"""Length of the header of a frame, which the checksum does not cover."""
+
+AUTHOR_REGISTER = "author"
+"""Register of a log's journal that names the author who may append."""
+
+_FENCE_DIGITS = "0123456789abcdefghijklmnopqrstuv"
+_AUTHOR_MAX = 0xFFFF_FFFF
+_framing = FixedProtobuf()
+
+
+def crc32c(content: bytes, before: int = 0) -> int:
+    """Return the CRC-32C of content that continues content with the checksum ``before``."""
+    return int(google_crc32c.extend(before, content))
+
+
+def fence_of(author: int) -> str:
+    """Return an author as the value of the register ``author``: in base 32, without padding.
+
+    Raises:
+        ValidationError: it is not a number of 32 bits above 0.
+    """
+    if not 0 < author <= _AUTHOR_MAX:
+        raise ValidationError(
+            f"{author} is not in [1, {_AUTHOR_MAX}]", kind="invalid_author", path="author"
+        )
+    digits = []
+    while author:
+        digits.append(_FENCE_DIGITS[author & 31])
+        author >>= 5
+    return "".join(reversed(digits))
+
+
+def clean_path(path: str) -> str:
+    """Return a path as operations have it: absolute, without ``.``, ``..`` and double slashes.
+
+    Raises:
+        ValidationError: it does not begin with a slash, or names the directory itself.
+    """
+    cleaned = "/" + posixpath.normpath(path).lstrip("/")
+    if not path.startswith("/") or cleaned == "/":
+        raise ValidationError(
+            f"{path!r} is no absolute path of a file", kind="not_clean", path="path"
+        )
+    return cleaned
+
+
+def frame_operation(operation: RecordedOp) -> bytes:
+    """Return the frame of an operation. The content of a write is appended behind it."""
+    out = bytearray()
+    _framing.encode(operation.SerializeToString(), out)
+    return bytes(out)
+
+
+def decode_operation(message: bytes) -> RecordedOp:
+    """Return the operation of a frame without its header.
+
+    Raises:
+        DecodeError: it is no operation.
+    """
+    operation = RecordedOp()
+    try:
+        operation.ParseFromString(message)
+    except ProtobufDecodeError as error:
+        raise DecodeError(f"a frame holds no recorded operation: {error}") from error
+    return operation
 
 
 class LogAppender(Protocol):

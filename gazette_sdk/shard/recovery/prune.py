@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gazette_sdk.protocol import recoverylog_pb2 as pb
-from gazette_sdk.shard.recovery.hints import flatten
-from gazette_sdk.shard.recovery.segments import Segment
+from gazette_sdk.shard.recovery.fsm import Segment, flatten
 
 __all__ = ["PrunePlan", "ShardHints", "overlaps"]
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from gazette_sdk.errors import ShardStoreError
 from gazette_sdk.message.checkpoint import Checkpoint
-from gazette_sdk.shard.recovery.file_change import FileChange
+from gazette_sdk.shard.recovery.fsm import FileChange
 
 __all__ = [
     "UNCOMMITTED_BYTES_MAX",

@@ -18,13 +18,7 @@ import msgspec
 from gazette_sdk.errors import ClosedError, ShardStoreError, UnreadableStateError
 from gazette_sdk.message.checkpoint import Checkpoint, ProducerState
 from gazette_sdk.message.uuid import PRODUCER_BYTES
-from gazette_sdk.shard.recovery.file_change import (
-    CreateFile,
-    FileChange,
-    RemoveFile,
-    RenameFile,
-    WriteFile,
-)
+from gazette_sdk.shard.recovery.fsm import CreateFile, FileChange, RemoveFile, RenameFile, WriteFile
 from gazette_sdk.shard.stores.base import recovered_files, refuse_other_files, type_arguments
 from gazette_sdk.shard.stores.codec import is_same
 

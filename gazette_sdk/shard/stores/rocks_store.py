@@ -1,4 +1,19 @@
-"""State as keys and values in RocksDB.
+"""Options of RocksDB with which its files can be recorded, and played by Gazette's consumers.
+
+Keys and values of one column family: what is committed, under what a transaction put.
+
+Consistent scans of a RocksDB directory: what changed since the last commit.
+
+RocksDB's own threads write and remove files at any time, and each scan has to find files that open
+together (`recovery log` 10). A scan lists the names, reads CURRENT and the manifest it names, then
+all other files, then names and CURRENT again; it starts over if these are not as before. It holds
+because
+
+- the write-ahead log does not change during a scan: its only writer is the caller;
+- a manifest names only files that are complete, and all of them were read after it;
+- RocksDB removes a file only after its manifest says so, and the names did not change.
+
+State as keys and values in RocksDB.
 
 Each commit is one write batch, which holds the checkpoint, too (`shard` 9.2); the files that it and
 RocksDB's own threads changed are found by a scan of the directory.
@@ -8,16 +23,34 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import heapq
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, overload
 
-from rocksdict import Rdict, WriteBatch
+from rocksdict import (
+    BlockBasedOptions,
+    Cache,
+    DBRecoveryMode,
+    Options,
+    Rdict,
+    ReadOptions,
+    WriteBatch,
+    WriteOptions,
+)
 
 from gazette_sdk.errors import ClosedError, ConfigurationError, DecodeError, ShardStoreError
 from gazette_sdk.message.checkpoint import Checkpoint
-from gazette_sdk.shard.recovery.file_change import FileChange
+from gazette_sdk.shard.recovery.fsm import (
+    CreateFile,
+    FileChange,
+    RemoveFile,
+    SetProperty,
+    WriteFile,
+)
 from gazette_sdk.shard.stores.base import (
     UNCOMMITTED_BYTES_MAX,
     UNCOMMITTED_PUTS_MAX,
@@ -25,15 +58,450 @@ from gazette_sdk.shard.stores.base import (
     refuse_other_files,
     type_arguments,
 )
-from gazette_sdk.shard.stores.codec import Codec, key_codec, value_codec
-from gazette_sdk.shard.stores.rocks_family import RESERVED, Family, FamilyView, prefix_end
-from gazette_sdk.shard.stores.rocks_files import RocksFiles
-from gazette_sdk.shard.stores.rocks_options import Configure, open_database, write_options
+from gazette_sdk.shard.stores.codec import Codec, checked, key_codec, value_codec
 
-__all__ = ["RocksStore", "RocksView"]
+Configure = Callable[[Options], None]
+"""Changes the options of a database and of each family before it is opened."""
+
+WRITE_BUFFER_BYTES = 16 << 20
+"""Bounds the write-ahead log that is read again when a database is opened (0.26 s for 6 MB)."""
+MANIFEST_BYTES_MAX = 128 << 10
+"""A small manifest bounds what has to be recorded anew; see `recovery log` 10.2."""
+BLOCK_CACHE_BYTES = 64 << 20
+"""Cache of blocks of table files, shared by all databases of the process."""
+_BLOOM_BITS_PER_KEY = 10
+# Format 6, the default, cannot be opened by RocksDB 7, with which Gazette is built.
+TABLE_FORMAT_VERSION = 5
+
+
+def open_database(
+    directory: Path, families: Iterable[str], configure: Configure | None = None
+) -> Rdict:
+    """Open or create a database.
+
+    Args:
+        directory: of the database.
+        families: names of column families to create where they are missing.
+        configure: changes options of the application's choice. Options on which recording depends
+            are set after it.
+
+    Raises:
+        Exception: the database cannot be opened; rocksdict has no more specific class.
+    """
+    names = {"default", *families}
+    if (directory / "CURRENT").exists():
+        names.update(Rdict.list_cf(str(directory)))
+    # Families which are not named here would be opened with the options of the OPTIONS file.
+    return Rdict(
+        str(directory),
+        _options(configure),
+        column_families={name: _options(configure) for name in sorted(names)},
+    )
+
+
+def write_options() -> WriteOptions:
+    """Return options with which a write fails instead of waiting for flushes.
+
+    A waiting write would hold the interpreter's lock, and so delay every task of the process.
+    """
+    options = WriteOptions()
+    options.no_slowdown = True
+    return options
+
+
+@functools.cache
+def _block_cache() -> Cache:
+    return Cache(BLOCK_CACHE_BYTES)
+
+
+def _options(configure: Configure | None) -> Options:
+    options = Options(raw_mode=True)
+    options.set_write_buffer_size(WRITE_BUFFER_BYTES)
+    options.set_keep_log_file_num(1)
+    options.set_stats_dump_period_sec(0)
+    options.set_stats_persist_period_sec(0)
+    table = BlockBasedOptions()
+    table.set_format_version(TABLE_FORMAT_VERSION)
+    table.set_block_cache(_block_cache())
+    table.set_bloom_filter(_BLOOM_BITS_PER_KEY, False)
+    options.set_block_based_table_factory(table)
+    if configure is not None:
+        configure(options)
+    options.create_if_missing(True)
+    options.create_missing_column_families(True)
+    options.set_recycle_log_file_num(0)
+    options.set_max_manifest_file_size(MANIFEST_BYTES_MAX)
+    options.set_wal_recovery_mode(DBRecoveryMode.point_in_time())
+    return options
+
 
 K = TypeVar("K")
 V = TypeVar("V")
+D = TypeVar("D")
+
+_MISSING: Any = object()
+
+RESERVED = (b"\x00\x12checkpoint\x00\x01", b"\x00\x12mark\x00\x01")
+"""Keys that begin with these are the store's own."""
+
+
+class FamilyView(Generic[K, V]):
+    """Committed keys and values of one family; read-only, for any thread.
+
+    Args:
+        source: the database's family.
+        keys: codec of keys.
+        values: codec of values.
+    """
+
+    def __init__(self, source: Rdict, keys: Codec[K], values: Codec[V]) -> None:
+        self._attach(source, keys, values)
+
+    def _attach(self, source: Rdict, keys: Codec[K], values: Codec[V]) -> None:
+        self._source = source
+        self._keys = keys
+        self._encode_key, self._decode_value = keys.encode, values.decode
+
+    @overload
+    def get(self, key: K) -> V | None: ...
+    @overload
+    def get(self, key: K, default: V) -> V: ...
+    @overload
+    def get(self, key: K, default: D) -> V | D: ...
+    def get(self, key: K, default: Any = None) -> Any:
+        """Return the value of a key, or ``default``.
+
+        Raises:
+            DecodeError: the stored value is not of the declared type.
+            ShardStoreError: the database cannot be read.
+        """
+        found = self._find(self._encode_key(key))
+        if found is None:
+            return default
+        try:
+            return self._decode_value(found)
+        except Exception as error:
+            raise DecodeError(
+                f"the value of {key!r} is not of the declared type ({error}); declare the type"
+                " that wrote it"
+            ) from error
+
+    def __getitem__(self, key: K) -> V:
+        found = self.get(key, _MISSING)
+        if found is _MISSING:
+            raise KeyError(key)
+        value: V = found
+        return value
+
+    def __contains__(self, key: K) -> bool:
+        return self._find(self._encode_key(key)) is not None
+
+    def items(
+        self, *, prefix: K | None = None, start: K | None = None, stop: K | None = None
+    ) -> Iterator[tuple[K, V]]:
+        """Yield keys and values in the order of keys, as they are when the iteration begins.
+
+        The iteration keeps the database's files until it ends, or is dropped.
+
+        Args:
+            prefix: only keys that begin with it. Of tuples, a shorter tuple.
+            start: the least key.
+            stop: the first key that is left out.
+
+        Raises:
+            TypeError: keys of this type have no prefixes.
+            DecodeError: a row is not of the declared types.
+            ShardStoreError: the database cannot be read.
+        """
+        lower, upper = b"", None
+        if prefix is not None:
+            if self._keys.encode_prefix is None:
+                raise TypeError("keys of this type have no prefixes; pass start and stop")
+            lower = self._keys.encode_prefix(prefix)
+            stop_at = self._keys.prefix_stop
+            upper = lower + stop_at if stop_at and lower else prefix_end(lower)
+        if start is not None:
+            lower = max(lower, self._keys.encode(start))
+        if stop is not None:
+            encoded = self._keys.encode(stop)
+            upper = encoded if upper is None else min(upper, encoded)
+        decode_key, decode_value = self._keys.decode, self._decode_value
+        for key, value in self._rows(lower, upper):
+            try:
+                row = decode_key(key), decode_value(value)
+            except Exception as error:
+                raise DecodeError(
+                    f"the row of key {key!r} is not of the declared types ({error}); declare the"
+                    " types that wrote it"
+                ) from error
+            yield row
+
+    def _find(self, key: bytes) -> bytes | None:
+        try:
+            found: bytes | None = self._source.get(key)
+        except Exception as error:
+            raise ShardStoreError(f"the database cannot be read: {error}") from error
+        return found
+
+    def _rows(self, lower: bytes, upper: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        for row in self._stored(lower, upper):
+            if not row[0].startswith(RESERVED):
+                yield row
+
+    def _stored(self, lower: bytes, upper: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        """Yield committed rows, all of one commit: an iterator does not see later ones."""
+        options = ReadOptions()
+        if upper is not None:
+            options.set_iterate_upper_bound(upper)
+        try:
+            found = self._source.iter(options)
+            found.seek(lower)
+            while found.valid():
+                yield found.key(), found.value()
+                found.next()
+            found.status()
+        except Exception as error:
+            raise ShardStoreError(f"the database cannot be read: {error}") from error
+
+
+class Family(FamilyView[K, V]):
+    """Keys and values of one family, with the open transaction's changes over the committed ones.
+
+    Args:
+        source: the database's family.
+        keys: codec of keys.
+        values: codec of values.
+    """
+
+    def _attach(self, source: Rdict, keys: Codec[K], values: Codec[V]) -> None:
+        super()._attach(source, keys, values)
+        self._encode_put_key, self._encode_value = checked(keys).encode, checked(values).encode
+        self.drop_puts()
+
+    def drop_puts(self) -> None:
+        """Forget the changes of the open transaction."""
+        # By key: the value, or None for a removed key.
+        self.puts: dict[bytes, bytes | None] = {}
+        self.put_bytes = 0
+
+    def __setitem__(self, key: K, value: V) -> None:
+        """Put a value.
+
+        Raises:
+            UnreadableStateError: it would not be read again as it is.
+        """
+        encoded = self._checked(key)
+        content = self._encode_value(value)
+        self.puts[encoded] = content
+        self.put_bytes += len(encoded) + len(content)
+
+    def __delitem__(self, key: K) -> None:
+        if key not in self:
+            raise KeyError(key)
+        self.discard(key)
+
+    def discard(self, key: K) -> None:
+        """Remove a key if it is there; faster than ``del``, which has to read."""
+        encoded = self._checked(key)
+        self.puts[encoded] = None
+        self.put_bytes += len(encoded)
+
+    def _checked(self, key: K) -> bytes:
+        encoded = self._encode_put_key(key)
+        if encoded.startswith(RESERVED):
+            raise ValueError(f"{key!r} is a key of the store's own; choose another one")
+        return encoded
+
+    def _find(self, key: bytes) -> bytes | None:
+        found: bytes | None = self.puts.get(key, _MISSING)
+        return super()._find(key) if found is _MISSING else found
+
+    def _rows(self, lower: bytes, upper: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        puts = dict(self.puts)
+        inside = sorted(key for key in puts if key >= lower and (upper is None or key < upper))
+        changed = ((key, puts[key]) for key in inside)
+        stored: Iterator[tuple[bytes, bytes | None]] = (
+            row for row in super()._rows(lower, upper) if row[0] not in puts
+        )
+        by_key: Callable[[tuple[bytes, bytes | None]], bytes] = lambda row: row[0]  # noqa: E731
+        for key, value in heapq.merge(changed, stored, key=by_key):
+            if value is not None:
+                yield key, value
+
+
+def prefix_end(prefix: bytes) -> bytes | None:
+    """Return the least bytes above all that begin with a prefix; None if there are none."""
+    stripped = prefix.rstrip(b"\xff")
+    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
+
+
+_CURRENT, _IDENTITY = "CURRENT", "IDENTITY"
+_STAGE = ".stage"
+_IGNORED = frozenset({"LOCK", "LOG", "rocksdict-config.json", _CURRENT, _IDENTITY})
+SCAN_TIMEOUT_S = 60.0
+"""After so long a scan gives up; it takes 0.3 ms, and finds changed names in one of three."""
+
+
+@dataclass(slots=True)
+class _File:
+    """Part of a file that is recorded, and bytes that follow it.
+
+    Attributes:
+        inode: of the file; a file of another inode is another one.
+        size: bytes recorded.
+        new: bytes read from there on, not recorded yet.
+    """
+
+    inode: int
+    size: int
+    new: bytearray = field(default_factory=bytearray)
+
+
+class RocksFiles:
+    """Files of one database, and how much of each is recorded.
+
+    Made before the database is opened: what the directory holds then is recorded.
+
+    Args:
+        directory: of the database.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._recorded: dict[str, _File] = {}
+        # Of an opening that was cut short, RocksDB removes the temporary files. Other consumers may
+        # stage new tables, and die before these are linked; their log would be kept for ever.
+        left_over = {file.name for file in directory.glob("*.dbtmp")}
+        left_over |= {f"{_STAGE}/{file.name}" for file in directory.glob(f"{_STAGE}/*")}
+        for name in self._names() | left_over:
+            status = (directory / name).stat()
+            self._recorded[name] = _File(status.st_ino, status.st_size)
+        self._current = self._read_small(_CURRENT) if (directory / _CURRENT).exists() else b""
+        self._has_identity = (directory / _IDENTITY).exists()
+
+    def changes(self) -> list[FileChange]:
+        """Return the changes of files since the last call, after a write of the caller.
+
+        Raises:
+            ShardStoreError: no scan was consistent in ``SCAN_TIMEOUT_S``.
+            OSError: a file cannot be read.
+        """
+        deadline = time.monotonic() + SCAN_TIMEOUT_S
+        found: dict[str, _File] = {}
+        while True:
+            try:
+                manifest = self._scan(found)
+            except FileNotFoundError:
+                manifest = None
+            if manifest is not None:
+                return self._record(found, manifest)
+            if time.monotonic() > deadline:
+                raise ShardStoreError(
+                    f"the files of {self._directory} changed during every scan for"
+                    f" {SCAN_TIMEOUT_S:.0f} s; raise the write buffer, or lower the rate of puts"
+                )
+
+    def rerecord(self, path: str) -> Sequence[FileChange]:
+        """Return changes that record the recorded part of a file anew; nothing if it is gone."""
+        recorded = self._recorded.get(path[1:])
+        if recorded is None:
+            return ()
+        try:
+            with (self._directory / path[1:]).open("rb") as file:
+                if os.fstat(file.fileno()).st_ino != recorded.inode:
+                    return ()
+                content = file.read(recorded.size)
+        except FileNotFoundError:
+            return ()
+        if len(content) != recorded.size:
+            raise ShardStoreError(
+                f"{path} has lost bytes: {len(content)} of {recorded.size}; check the disk"
+            )
+        return RemoveFile(path), CreateFile(path, content)
+
+    def _scan(self, found: dict[str, _File]) -> str | None:
+        """Read what is new, after what earlier scans found; return the manifest's name.
+
+        Returns:
+            None if files changed in a way that makes the scan inconsistent.
+        """
+        names = self._names()
+        current = self._read_small(_CURRENT)
+        manifest = current.decode().rstrip("\n")
+        for name in found.keys() - names:
+            del found[name]
+        self._read(manifest, found)
+        for name in names:
+            if name != manifest:
+                self._read(name, found)
+        if self._names() != names or self._read_small(_CURRENT) != current:
+            return None
+        return manifest
+
+    def _read(self, name: str, found: dict[str, _File]) -> None:
+        path = self._directory / name
+        status = os.stat(path)  # noqa: PTH116 - twice as fast as pathlib's, and called most
+        file = found.get(name)
+        if file is None or file.inode != status.st_ino:
+            recorded = self._recorded.get(name)
+            if recorded is None or recorded.inode != status.st_ino:
+                file = _File(status.st_ino, 0)
+            else:
+                file = _File(recorded.inode, recorded.size)
+            found[name] = file
+        known = file.size + len(file.new)
+        if status.st_size < known:
+            raise ShardStoreError(f"{path} has become shorter: {status.st_size} of {known} bytes")
+        if status.st_size == known:
+            return
+        with path.open("rb") as opened:
+            if os.fstat(opened.fileno()).st_ino != file.inode:
+                raise FileNotFoundError(path)
+            opened.seek(known)
+            file.new += opened.read()
+
+    def _record(self, found: dict[str, _File], manifest: str) -> list[FileChange]:
+        """Return the found changes, in the order in which RocksDB itself writes them."""
+        changes: list[FileChange] = []
+        for name in sorted(found, key=lambda name: _order(name, manifest)):
+            file, recorded = found[name], self._recorded.get(name)
+            if recorded is None or recorded.inode != file.inode:
+                changes.append(CreateFile(f"/{name}", bytes(file.new)))
+            elif file.new:
+                changes.append(WriteFile(f"/{name}", file.size, bytes(file.new)))
+        current = f"{manifest}\n".encode()
+        if current != self._current:
+            changes.append(CreateFile(f"/{_CURRENT}", current))
+            self._current = current
+        changes += [RemoveFile(f"/{name}") for name in self._recorded if name not in found]
+        if not self._has_identity and (identity := self._read_small(_IDENTITY)):
+            changes.append(SetProperty(f"/{_IDENTITY}", identity.decode()))
+            self._has_identity = True
+        self._recorded = {
+            name: _File(file.inode, file.size + len(file.new)) for name, file in found.items()
+        }
+        return changes
+
+    def _names(self) -> set[str]:
+        with os.scandir(self._directory) as entries:
+            return {
+                entry.name
+                for entry in entries
+                if entry.name not in _IGNORED
+                and not entry.name.startswith("LOG.")
+                and not entry.name.endswith(".dbtmp")
+                and entry.is_file()
+            }
+
+    def _read_small(self, name: str) -> bytes:
+        return (self._directory / name).read_bytes()
+
+
+def _order(name: str, manifest: str) -> tuple[int, str]:
+    if name.endswith(".log"):
+        return 0, name
+    return (2, name) if name == manifest else (1, name)
+
 
 CHECKPOINT_KEY, _MARK = RESERVED
 _MARK_PREFIX = _MARK + b"\x12"

@@ -19,7 +19,7 @@ import sqlalchemy.exc
 
 from gazette_sdk.errors import ClosedError, DecodeError, FencedError, ShardStoreError
 from gazette_sdk.message.checkpoint import Checkpoint
-from gazette_sdk.shard.recovery.file_change import FileChange
+from gazette_sdk.shard.recovery.fsm import FileChange
 from gazette_sdk.shard.stores.base import recovered_files, refuse_other_files
 from gazette_sdk.shard.stores.sqlite_store import without_nan
 

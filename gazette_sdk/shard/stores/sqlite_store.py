@@ -1,4 +1,13 @@
-"""State in an SQLite database, with SQL in the handler.
+"""Pages of an SQLite database, as they are recorded and restored.
+
+The log holds neither the database file nor its write-ahead log, but the pages: file ``/pages/N``
+holds 1,024 of them, in order. After a COMMIT, the frames behind the last recorded one are read from
+the write-ahead log, and the newest image of each page is written to its place. A checkpoint of
+SQLite, which copies pages from there to the database file, records nothing.
+
+Format of the write-ahead log: https://www.sqlite.org/fileformat2.html#walformat
+
+State in an SQLite database, with SQL in the handler.
 
 The checkpoint is a row of the database. The recovery log holds the database's pages
 (``sqlite_pages``); Gazette's own consumers record SQLite in another way, and cannot play it.
@@ -8,22 +17,259 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import sqlite3
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, BinaryIO, ClassVar, TypeAlias
 
 from gazette_sdk.errors import ClosedError, DecodeError, ShardStoreError, UnreadableStateError
 from gazette_sdk.message.checkpoint import Checkpoint
-from gazette_sdk.shard.recovery.file_change import FileChange
-from gazette_sdk.shard.stores.base import (
-    UNCOMMITTED_PUTS_MAX,
-    recovered_files,
-    refuse_other_files,
+from gazette_sdk.shard.recovery.fsm import (
+    HOLES_BYTES_MAX,
+    CreateFile,
+    FileChange,
+    RemoveFile,
+    WriteFile,
 )
-from gazette_sdk.shard.stores.sqlite_pages import PAGE_BYTES, SqlitePages, restore_database
+from gazette_sdk.shard.stores.base import UNCOMMITTED_PUTS_MAX, recovered_files, refuse_other_files
 
-__all__ = ["SqliteStore", "SqliteView", "without_nan"]
+PAGE_BYTES = 4096
+EXTENT_PAGES = 1024
+EXTENT_BYTES = PAGE_BYTES * EXTENT_PAGES
+"""Size of a file of pages, which is what a player reads again when one is recorded anew."""
+
+_WAL_HEADER = struct.Struct(">IIIIII")
+_WAL_HEADER_BYTES = 32
+_WAL_MAGIC = (0x377F0682, 0x377F0683)
+_FRAME_HEADER = struct.Struct(">IIII")
+_FRAME_HEADER_BYTES = 24
+_FRAME_BYTES = _FRAME_HEADER_BYTES + PAGE_BYTES
+_READ_FRAMES = 256
+
+# Of page 1: the number of the database's pages.
+_PAGE_COUNT = struct.Struct(">I")
+_PAGE_COUNT_AT = 28
+
+
+class SqlitePages:
+    """Recorded pages of one database, of which the caller has the only writing connection.
+
+    Args:
+        database: the file; its write-ahead log stands beside it.
+        extents: numbers of the files of pages that are recorded.
+    """
+
+    def __init__(self, database: Path, extents: Sequence[int]) -> None:
+        self._database = database
+        self._wal = database.with_name(f"{database.name}-wal")
+        self._extents = set(extents)
+        # Of the write-ahead log's present run: its salts, the end of the last recorded frame, and
+        # the position of the newest recorded image of each page.
+        self._salts: tuple[int, int] | None = None
+        self._position = _WAL_HEADER_BYTES
+        self._images: dict[int, int] = {}
+
+    @property
+    def wal_bytes(self) -> int:
+        """Length of the write-ahead log, as far as it is recorded."""
+        return self._position
+
+    def changes(self) -> list[FileChange]:
+        """Return the changes since the last call, after a COMMIT.
+
+        Raises:
+            ShardStoreError: the write-ahead log cannot be understood.
+            OSError: it cannot be read.
+        """
+        if not self._extents:
+            # Page 1 of a new database never stood in the write-ahead log.
+            self._advance()
+            return self._record(self._all_pages())
+        return self._record(self._advance())
+
+    def rerecord(self, path: str) -> Sequence[FileChange]:
+        """Return changes that record a file of pages anew; nothing if it is not recorded."""
+        extent = _extent_of(path)
+        if extent is None or extent not in self._extents:
+            return ()
+        first = extent * EXTENT_PAGES + 1
+        with self._database.open("rb") as file:
+            file.seek(extent * EXTENT_BYTES)
+            content = bytearray(file.read(EXTENT_BYTES))
+        for page, image in self._read_images(range(first, first + EXTENT_PAGES)):
+            at = (page - first) * PAGE_BYTES
+            content.extend(bytes(max(0, at - len(content))))
+            content[at : at + PAGE_BYTES] = image
+        return RemoveFile(path), CreateFile(path, bytes(content))
+
+    def _all_pages(self) -> dict[int, bytes]:
+        content = self._database.read_bytes()
+        pages = {
+            number: content[(number - 1) * PAGE_BYTES : number * PAGE_BYTES]
+            for number in range(1, len(content) // PAGE_BYTES + 1)
+        }
+        pages.update(self._read_images(self._images))
+        return pages
+
+    def _advance(self) -> dict[int, bytes]:
+        """Read frames up to the last one that ends a transaction.
+
+        Returns:
+            The newest image of each page in them.
+        """
+        found: dict[int, bytes] = {}
+        try:
+            wal = self._wal.open("rb")
+        except FileNotFoundError:
+            return found
+        with wal:
+            salts = _read_salts(wal)
+            if salts is None:
+                return found
+            if salts != self._salts:
+                # A new run: all frames of the last one stand in the database file.
+                self._salts, self._position = salts, _WAL_HEADER_BYTES
+                self._images.clear()
+            pending: dict[int, tuple[int, bytes]] = {}
+            for at, page, pages_after, image in _frames(wal, self._position, salts):
+                pending[page] = at, image
+                if pages_after:
+                    self._position = at + _FRAME_BYTES
+                    for number, (position, content) in pending.items():
+                        self._images[number] = position
+                        found[number] = content
+                    pending.clear()
+        return found
+
+    def _read_images(self, pages: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+        """Yield those pages whose recorded images stand in the write-ahead log.
+
+        After a checkpoint, all stand in the database file. The log is then empty, or begun anew.
+        """
+        positions = {page: self._images[page] for page in pages if page in self._images}
+        if not positions:
+            return
+        with self._wal.open("rb") as wal:
+            if _read_salts(wal) != self._salts:
+                return
+            for page, at in positions.items():
+                wal.seek(at + _FRAME_HEADER_BYTES)
+                image = wal.read(PAGE_BYTES)
+                if len(image) != PAGE_BYTES:
+                    raise ShardStoreError(f"{self._wal} has lost page {page}; check the disk")
+                yield page, image
+
+    def _record(self, pages: Mapping[int, bytes]) -> list[FileChange]:
+        """Return pages as changes: new files, runs of pages, and files behind a smaller end."""
+        changes: list[FileChange] = []
+        numbered = sorted(pages)
+        for extent, of_extent in itertools.groupby(numbered, lambda n: (n - 1) // EXTENT_PAGES):
+            path = f"/pages/{extent}"
+            if extent not in self._extents:
+                self._extents.add(extent)
+                changes.append(CreateFile(path))
+            for _, run in itertools.groupby(
+                enumerate(of_extent), lambda counted: counted[1] - counted[0]
+            ):
+                numbers = [number for _, number in run]
+                offset = (numbers[0] - 1 - extent * EXTENT_PAGES) * PAGE_BYTES
+                content = b"".join(pages[number] for number in numbers)
+                changes.append(WriteFile(path, offset, content))
+        if 1 in pages:
+            extents = -(-_page_count(pages[1]) // EXTENT_PAGES)
+            behind = sorted(extent for extent in self._extents if extent >= extents)
+            changes += [RemoveFile(f"/pages/{extent}") for extent in behind]
+            self._extents.difference_update(behind)
+        return changes
+
+
+def restore_database(directory: Path, database: Path) -> list[int]:
+    """Join recovered files of pages to a database file, and remove them.
+
+    Args:
+        directory: in which a player restored ``pages/N``.
+        database: to create; left alone if there are no such files.
+
+    Returns:
+        The numbers of the files of pages that are recorded.
+
+    Raises:
+        ShardStoreError: the files are no database.
+    """
+    files: dict[int, Path] = {}
+    for file in (directory / "pages").glob("*"):
+        extent = _extent_of(f"/pages/{file.name}")
+        if extent is None or file.stat().st_size > EXTENT_BYTES:
+            raise ShardStoreError(
+                f"{file} is no file of pages: their names are numbers, and they have"
+                f" {EXTENT_BYTES} bytes at most; restore hints of another time"
+            )
+        files[extent] = file
+    if not files:
+        return []
+    if 0 not in files or files[0].stat().st_size < PAGE_BYTES:
+        raise ShardStoreError(f"{directory}/pages lacks page 1; restore hints of another time")
+    with files[0].open("rb") as first:
+        size = _page_count(first.read(PAGE_BYTES)) * PAGE_BYTES
+    if size < PAGE_BYTES or size > len(files) * EXTENT_BYTES + HOLES_BYTES_MAX:
+        raise ShardStoreError(
+            f"{database} cannot be restored: its pages are of {size} bytes, in {len(files)} files"
+            f" of {EXTENT_BYTES} bytes; restore hints of another time"
+        )
+    with database.open("wb") as joined:
+        for extent, file in sorted(files.items()):
+            # After the end are pages of a time at which the database was larger.
+            if extent * EXTENT_BYTES < size:
+                joined.seek(extent * EXTENT_BYTES)
+                joined.write(file.read_bytes())
+        joined.truncate(size)
+    for file in files.values():
+        file.unlink()
+    return sorted(files)
+
+
+def _extent_of(path: str) -> int | None:
+    number = path.removeprefix("/pages/")
+    return int(number) if number.isdecimal() and number != path else None
+
+
+def _page_count(first_page: bytes) -> int:
+    (count,) = _PAGE_COUNT.unpack_from(first_page, _PAGE_COUNT_AT)
+    return int(count)
+
+
+def _read_salts(wal: BinaryIO) -> tuple[int, int] | None:
+    """Return the salts of the header; None if the file is empty."""
+    header = wal.read(_WAL_HEADER_BYTES)
+    if not header:
+        return None
+    if len(header) < _WAL_HEADER_BYTES:
+        raise ShardStoreError("the write-ahead log has no whole header; check the disk")
+    magic, _, page_bytes, _, salt, other_salt = _WAL_HEADER.unpack_from(header)
+    if magic not in _WAL_MAGIC or page_bytes != PAGE_BYTES:
+        raise ShardStoreError(
+            f"the write-ahead log has pages of {page_bytes} bytes; do not change the page size"
+        )
+    return salt, other_salt
+
+
+def _frames(
+    wal: BinaryIO, position: int, salts: tuple[int, int]
+) -> Iterator[tuple[int, int, int, bytes]]:
+    """Yield position, page number, pages after the transaction (if it ends here), and image."""
+    wal.seek(position)
+    while content := wal.read(_READ_FRAMES * _FRAME_BYTES):
+        for at in range(0, len(content) - _FRAME_BYTES + 1, _FRAME_BYTES):
+            page, pages_after, *frame_salts = _FRAME_HEADER.unpack_from(content, at)
+            if tuple(frame_salts) != salts:
+                # A frame of an earlier run of the log, which is longer than this one.
+                return
+            image = content[at + _FRAME_HEADER_BYTES : at + _FRAME_BYTES]
+            yield position + at, page, pages_after, image
+        position += len(content)
+
 
 Parameters: TypeAlias = Sequence[Any] | Mapping[str, Any]
 

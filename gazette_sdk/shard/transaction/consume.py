@@ -1,28 +1,200 @@
-"""Consumption with ``def`` hooks, on a worker thread.
+"""Input of a shard: the committed messages of its sources, from a checkpoint on.
+
+Content is fetched ahead on the event loop. A worker thread takes what has arrived, and cuts,
+decodes and sequences it in the same call: one list of messages at a time. Between two lists, and
+within one, :meth:`Input.checkpoint` tells exactly which messages are processed (message section
+13.5, shard section 7).
+
+Consumption with ``def`` hooks, on a worker thread.
 
 The loop of :meth:`Consumer.consume` is the hot path: per message no lock, no ``await``, and no new
 object but the envelope.
+
+Consumption with ``async def`` hooks, on the event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import inspect
 import operator
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gazette_sdk.errors import ConfigurationError, GazetteError
+from gazette_sdk.message.batch_reader import BatchReader, JournalDecoder, journal_decoder
 from gazette_sdk.message.checkpoint import Checkpoint
+from gazette_sdk.message.delivery import HORIZON_S, RING_BYTES_MAX, ListDelivery
 from gazette_sdk.message.envelope import Envelope
+from gazette_sdk.message.plan import Opened, Plan
+from gazette_sdk.message.sequencer import RING_SIZE, Sequencer
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.names import validate_journal
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.stores.base import ValidatingStore
-from gazette_sdk.shard.transaction.base import InputLike, OutputLike, RecorderLike
 from gazette_sdk.shard.transaction.failure import BadRecords, HandlerFailedError, HookFailedError
-from gazette_sdk.shard.transaction.machine import Action, Current, TransactionMachine
-from gazette_sdk.shard.transaction.steps import CommitStep
-from gazette_sdk.shard.transaction.transaction import DeferError, Transaction
+from gazette_sdk.shard.transaction.machine import Action, CommitStep, Current, TransactionMachine
+from gazette_sdk.shard.transaction.transaction import (
+    DeferError,
+    InputLike,
+    OutputLike,
+    RecorderLike,
+    Transaction,
+)
+from gazette_sdk.transport.base import Transport
+from gazette_sdk.user_code import acontained, call, is_cancellation
 
-__all__ = ["Consumer", "OnStep", "PreparedCommit", "Slice"]
+MessageType = Callable[[pb.JournalSpec], type]
+"""Function that returns the class of a journal's messages. It may look at the journal's labels."""
+
+
+class Input:
+    """Committed messages of several journals. Made on the event loop that fetches them.
+
+    One thread or coroutine uses it at a time. A source that does not exist, or is deleted, is an
+    error of :meth:`poll`.
+
+    Args:
+        transport: how to reach the journals.
+        sources: by journal, the least offset to read. A name may have metadata, which envelopes
+            and checkpoints keep.
+        checkpoint: position to go on from; it is not changed.
+        message: returns the class of a journal's messages, whose name has the metadata.
+        acknowledgements: return acknowledgements of committed messages, too.
+        ring_size: number of messages of open transactions that are kept in memory.
+        follows: read on at the write heads; else reading ends there.
+
+    Attributes:
+        on_undecodable: called by :meth:`poll` with the error of content that is no message, once
+            all messages before it are processed: it is passed over. None: `poll` raises the error.
+
+    Raises:
+        ConfigurationError: there is no source.
+        ValidationError: a name is malformed.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        sources: Mapping[str, int],
+        checkpoint: Checkpoint,
+        message: MessageType,
+        *,
+        acknowledgements: bool = False,
+        ring_size: int = RING_SIZE,
+        follows: bool = True,
+    ) -> None:
+        if not sources:
+            raise ConfigurationError(
+                "a shard without sources reads nothing: name journals in its spec"
+            )
+        for journal in sources:
+            validate_journal(journal)
+        offsets = {
+            journal: max(least, checkpoint.offsets.get(journal, 0))
+            for journal, least in sources.items()
+        }
+        plan = Plan(
+            selector=None,
+            names=tuple(sources),
+            text=", ".join(sources),
+            block=follows,
+            begin=0,
+            offsets=offsets,
+            end_offsets={},
+            revisions=checkpoint.create_revisions,
+            is_fixed=True,
+        )
+        restored = dataclasses.replace(checkpoint, offsets={**checkpoint.offsets, **offsets})
+        sequencer = Sequencer[Envelope[Any]](
+            ring_size, ring_bytes_max=RING_BYTES_MAX, checkpoint=restored
+        )
+        self.on_undecodable: Callable[[GazetteError], object] | None = None
+        self._delivery = ListDelivery(sequencer, acknowledgements=acknowledgements)
+        self._reader: BatchReader[Envelope[Any]] = BatchReader(
+            plan, transport, _decoders(message), self._delivery, on_error=self._pass_over
+        )
+        self._reader.begin()
+
+    @property
+    def has_pending(self) -> bool:
+        """A sequence is open that began since the last checkpoint was taken."""
+        return self._delivery.has_pending
+
+    @property
+    def write_heads(self) -> Mapping[str, int]:
+        """By journal, the write head as the last answer of a broker told it."""
+        return self._reader.write_heads
+
+    @property
+    def ended(self) -> bool:
+        """All sources were read to their ends; never while the input follows them."""
+        return self._reader.has_ended
+
+    def poll(self) -> list[Envelope[Any]] | None:
+        """Return the next messages of what has arrived, without waiting; on any thread.
+
+        The messages of the list before are processed then: another checkpoint is behind them.
+
+        Returns:
+            At least one message, all of one journal; None if there are none yet, or no more.
+
+        Raises:
+            GazetteError: a source cannot be read or decoded. Every later call raises it, too.
+        """
+        while (batch := self._reader.poll()) is not None:
+            if batch:
+                assert isinstance(batch, list), "a ListDelivery returns lists"
+                return batch
+        return None
+
+    def _pass_over(self, error: GazetteError) -> None:
+        if self.on_undecodable is None:
+            raise error
+        self.on_undecodable(error)
+
+    async def arrived(self) -> None:
+        """Wait until :meth:`poll` may return something, or raise, or the input has ended.
+
+        Only after it returned None, and on the event loop.
+        """
+        await self._reader.arrived()
+
+    def checkpoint(self, left: int = 0) -> Checkpoint:
+        """Return the position, and forget producers that were silent for a day.
+
+        Args:
+            left: number of messages at the end of the last list that are not processed.
+        """
+        return self._reader.checkpoint(left, horizon_s=HORIZON_S)
+
+    def passed(self) -> dict[str, int]:
+        """Return the offsets that are read through, by journal, without those of the last list.
+
+        Exact once :meth:`poll` has returned None. Messages that start nothing pass offsets, too.
+        """
+        return self._delivery.read_through
+
+    async def aclose(self) -> None:
+        """Stop reading."""
+        await self._reader.aclose()
+
+
+def _decoders(message: MessageType) -> Callable[[Opened], JournalDecoder[Any]]:
+    """Return a function that makes the decoder of a journal."""
+
+    def new_decoder(opened: Opened) -> JournalDecoder[Any]:
+        spec = pb.JournalSpec()
+        if opened.spec is not None:
+            spec.CopyFrom(opened.spec)
+        spec.name = opened.journal
+        return journal_decoder(call(message, spec), opened, sequenced=True)
+
+    return new_decoder
+
 
 OnStep = Callable[[CommitStep], None]
 """Function that is called at each step of a commit, on the thread that does the step."""
@@ -305,3 +477,142 @@ class Consumer:
 
 class LeftOutError(Exception):
     """Control flow: a bad record was left out, and ends its transaction."""
+
+
+OnWorker = Callable[..., Awaitable[Any]]
+"""Function that calls another one on a worker thread."""
+
+LOOP_SLICE_S = 0.005
+"""Time for which messages are consumed before others get the event loop, in seconds."""
+
+
+class AsyncConsumer:
+    """Consumer of a shard's messages whose hooks are coroutine functions.
+
+    Messages are read, and transactions prepared, on a worker thread. A store of coroutine
+    functions is called on the event loop.
+
+    Args:
+        consumer: state and steps that both forms share.
+        on_worker: calls a function on a worker thread.
+    """
+
+    def __init__(self, consumer: Consumer, on_worker: OnWorker) -> None:
+        self._consumer = consumer
+        self._on_worker = on_worker
+
+    async def turn(self) -> PreparedCommit | None:
+        """Do what the machine decides, once. See :meth:`Consumer.turn`.
+
+        Raises:
+            HandlerFailedError: the handler raised for a message.
+            HookFailedError: another hook raised.
+            GazetteError: the input, the output or the store failed.
+        """
+        consumer = self._consumer
+        while True:
+            decision = consumer.machine.decide(time.monotonic())
+            if decision.action is Action.CONSUME:
+                assert decision.until is not None, "consuming has an end"
+                deadline = min(decision.until, time.monotonic() + LOOP_SLICE_S)
+                if consumer.note(await self.consume(deadline)):
+                    await asyncio.sleep(0)  # hooks that never wait would keep the event loop
+                    return None
+            elif decision.action is Action.START_COMMIT:
+                return await self.prepare()
+            else:
+                return None
+
+    async def consume(self, deadline: float) -> Slice:
+        """Consume messages that have arrived. See :meth:`Consumer.consume`.
+
+        Raises:
+            HandlerFailedError: the handler raised for a message.
+            HookFailedError: the hook ``begin`` raised.
+            GazetteError: the input or the store failed.
+        """
+        consumer = self._consumer
+        while True:
+            if consumer.machine.current is Current.EMPTY and consumer.left_count:
+                await self._begin()
+                deadline = min(deadline, consumer.machine.max_at)
+            done = await self._consume_rest(deadline)
+            if done is not None:
+                return done
+            if consumer.is_full:
+                return Slice(more=True, closes=True)
+            assert consumer.input is not None, "an input is opened first"
+            batch = await self._on_worker(consumer.input.poll)
+            if consumer.bad.has_undecodable:
+                if consumer.machine.current is Current.EMPTY:
+                    await self._begin()
+                consumer.txn.envelope = None
+                consumer.bad.publish_undecodable(consumer.txn)
+            if batch is None:
+                return Slice(more=False)
+            consumer.take(batch)
+
+    async def prepare(self) -> PreparedCommit:
+        """Finalize the transaction, and commit it locally. See :meth:`Consumer.prepare`.
+
+        Raises:
+            HookFailedError: the hook ``finalize`` raised.
+            GazetteError: the output, the store or the recorder failed.
+        """
+        consumer = self._consumer
+        began = time.monotonic()
+        consumer.on_step(CommitStep.CONSUMED)
+        consumer.txn.envelope = None
+        await self._call_hook("finalize")
+        await self._on_worker(consumer.validate_state)
+        checkpoint = await self._on_worker(consumer.close_transaction)
+        changes = await self.call_store("start_commit", checkpoint)
+        prepared: PreparedCommit = await self._on_worker(consumer.record, checkpoint, changes)
+        consumer.preparing_s += time.monotonic() - began
+        return prepared
+
+    async def call_store(self, name: str, *arguments: object) -> Any:
+        """Call the store: on the loop where it is a coroutine function, else on a worker."""
+        function = getattr(self._consumer.txn.store, name)
+        if inspect.iscoroutinefunction(function):
+            return await acontained(function, *arguments)
+        return await self._on_worker(function, *arguments)
+
+    async def _consume_rest(self, deadline: float) -> Slice | None:
+        """Consume what is left of a batch; None if nothing is."""
+        consumer = self._consumer
+        txn, bad, handle = consumer.txn, consumer.bad, consumer.application.consume
+        for envelope in consumer.rest:
+            txn.envelope = envelope
+            try:
+                if bad and bad.holds(envelope):
+                    bad.leave_out(txn, envelope)
+                    return Slice(more=True, closes=True)
+                await handle(txn, envelope.message)
+                if bad.validates_each:
+                    await self._on_worker(consumer.validate_state)
+            except DeferError:
+                return consumer.deferred(envelope)
+            except BaseException as error:
+                if is_cancellation(error):
+                    raise
+                raise HandlerFailedError(envelope, error) from error
+            if time.monotonic() >= deadline:
+                return Slice(more=True, closes=consumer.is_full)
+        return None
+
+    async def _begin(self) -> None:
+        self._consumer.begin()
+        await self.call_store("begin")
+        await self._call_hook("begin")
+        self._consumer.machine.consumed(time.monotonic())
+
+    async def _call_hook(self, name: str) -> None:
+        try:
+            called = getattr(self._consumer.application, name)(self._consumer.txn)
+            if called is not None:  # the base's hook is no coroutine function
+                await called
+        except BaseException as error:
+            if is_cancellation(error):
+                raise
+            raise HookFailedError(name, error) from error

@@ -1,4 +1,6 @@
-"""Machine of a shard's transactions: when to consume, to wait and to commit. Pure.
+"""Steps of a transaction's commit, in their order. Tests stop a process at each of them.
+
+Machine of a shard's transactions: when to consume, to wait and to commit. Pure.
 
 One transaction is open while the one before it, the *prior*, commits and is acknowledged. The
 first condition that holds decides:
@@ -28,7 +30,19 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-__all__ = ["SLICE_S", "Action", "Current", "Decision", "Prior", "TransactionMachine"]
+
+class CommitStep(enum.Enum):
+    """Step of a commit that has just been done."""
+
+    CONSUMED = "its messages were consumed; `finalize` was not called"
+    FINALIZED = "`finalize` has returned"
+    CHECKPOINTED = "checkpoint and acknowledgements are built"
+    LOCALLY_COMMITTED = "the store's files hold state and checkpoint"
+    LOG_SENT = "the append to the recovery log, and the acknowledgements behind it, are queued"
+    COMMITTED = "state and checkpoint are durable"
+    FIRST_ACK = "the first acknowledgement is appended"
+    ACKNOWLEDGED = "all acknowledgements are appended"
+
 
 SLICE_S = 0.02
 """Time for which messages are consumed at a stretch, in seconds."""

@@ -22,20 +22,20 @@ from gazette_sdk.errors import (
 from gazette_sdk.protocol import broker_pb2
 from gazette_sdk.protocol import recoverylog_pb2 as pb
 from gazette_sdk.protocol.labels import pairs_of
-from gazette_sdk.shard.recovery import playback
-from gazette_sdk.shard.recovery.file_change import (
+from gazette_sdk.shard.recovery import player as playback
+from gazette_sdk.shard.recovery.fsm import (
+    FSM,
     CreateFile,
     FileChange,
     RemoveFile,
     RenameFile,
     SetProperty,
     WriteFile,
+    from_bytes,
+    to_json,
 )
-from gazette_sdk.shard.recovery.fsm import FSM
-from gazette_sdk.shard.recovery.hints import from_bytes, to_json
-from gazette_sdk.shard.recovery.log import RecoveryLog
-from gazette_sdk.shard.recovery.operation import fence_of
-from gazette_sdk.shard.recovery.playback import Playback, Recovered
+from gazette_sdk.shard.recovery.log import RecoveryLog, fence_of
+from gazette_sdk.shard.recovery.player import Playback, Recovered
 from gazette_sdk.shard.recovery.recorder import Recorder
 from gazette_sdk.testing.transport_faults import FaultyTransport
 from gazette_sdk.transport.append.appender import AppendService

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from gazette_sdk import Journals
-from gazette_sdk.shard.application.generator import ShardGenerator
-from gazette_sdk.shard.application.sources import source_selector
+from gazette_sdk.shard.application.application import source_selector
+from gazette_sdk.shard.application.handler import ShardGenerator
 from gazette_sdk.transport.listing import list_journals
 from gazette_sdk.transport.loop import run
 from support.order_totals import totals

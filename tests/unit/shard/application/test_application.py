@@ -10,7 +10,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 from gazette_sdk import JsonMessage, shard
 from gazette_sdk.errors import ConfigurationError, ValidationError
 from gazette_sdk.shard.application.handler import HandlerApplication
-from gazette_sdk.shard.consumer.grpc_methods import application_methods
+from gazette_sdk.shard.consumer.service import application_methods
 
 
 @dataclass

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from gazette_sdk.shard.application import generator as module
-from gazette_sdk.shard.application.generator import ShardGenerator
-from gazette_sdk.shard.application.sources import source_selector
+from gazette_sdk.shard.application import handler as module
+from gazette_sdk.shard.application.application import source_selector
+from gazette_sdk.shard.application.handler import ShardGenerator
 from gazette_sdk.transport.loop import run
 from support.log_records import on_record
 from support.memory_transport import MemoryTransport

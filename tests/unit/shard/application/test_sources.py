@@ -23,14 +23,14 @@ from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.journal_spec import validate_journal_spec
 from gazette_sdk.protocol.labels import label_set, value_of
 from gazette_sdk.protocol.shard_spec import validate_shard_id
-from gazette_sdk.shard.application import generator
-from gazette_sdk.shard.application.generator import ShardGenerator
-from gazette_sdk.shard.application.sources import (
+from gazette_sdk.shard.application import handler as generator
+from gazette_sdk.shard.application.application import (
     existing_shards,
     generated,
     shard_id,
     source_selector,
 )
+from gazette_sdk.shard.application.handler import ShardGenerator
 from gazette_sdk.shard.stores.json_store import JsonStore
 
 

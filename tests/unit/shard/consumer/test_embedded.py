@@ -36,7 +36,7 @@ from gazette_sdk.protocol.authorization import (
 from gazette_sdk.protocol.labels import label_set, parse_selector
 from gazette_sdk.shard import EmbeddedConsumer
 from gazette_sdk.shard.consumer.client import ShardClient
-from gazette_sdk.shard.consumer.queries import QUERIES_OF_PEER_MAX
+from gazette_sdk.shard.consumer.endpoints import QUERIES_OF_PEER_MAX
 from gazette_sdk.transport import loop as sdk_loop
 from support import order_totals
 from support.order_totals import BY_CUSTOMER, BY_NAME, CUSTOMERS, create_journals, publish

@@ -21,8 +21,7 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.server.call import Call
-from gazette_sdk.shard.consumer.endpoint_calls import EndpointCalls, status_of
-from gazette_sdk.shard.consumer.queries import Queries
+from gazette_sdk.shard.consumer.endpoints import EndpointCalls, Queries, status_of
 from gazette_sdk.shard.stores.sqlite_store import SqliteStore
 
 TIMEOUT_S = 30.0

@@ -3,7 +3,7 @@ from __future__ import annotations
 from prometheus_client import REGISTRY
 
 from gazette_sdk.protocol import consumer_pb2 as cpb
-from gazette_sdk.shard.consumer.metrics import ShardUp
+from gazette_sdk.shard.consumer.shard import ShardUp
 
 STANDBY, PRIMARY = cpb.ReplicaStatus.STANDBY, cpb.ReplicaStatus.PRIMARY
 

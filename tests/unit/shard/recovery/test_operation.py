@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gazette_sdk.errors import DecodeError, ValidationError
-from gazette_sdk.shard.recovery.operation import (
+from gazette_sdk.shard.recovery.log import (
     HEADER_BYTES,
     clean_path,
     crc32c,

@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 from gazette_sdk.protocol import recoverylog_pb2 as pb
-from gazette_sdk.shard.recovery.playback import Playback
+from gazette_sdk.shard.recovery.player import Playback
 
 
 def test_the_length_of_files_is_told_while_a_worker_plays(tmp_path):

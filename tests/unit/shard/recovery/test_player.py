@@ -12,16 +12,17 @@ import pytest
 
 from gazette_sdk.errors import DecodeError, GazetteError, RecoveryError, ValidationError
 from gazette_sdk.protocol import recoverylog_pb2 as pb
-from gazette_sdk.shard.recovery.file_change import (
+from gazette_sdk.shard.recovery.fsm import (
+    FILE_HOLES_BYTES_MAX,
+    FSM,
     CreateFile,
     FileChange,
     RemoveFile,
     SetProperty,
     WriteFile,
+    from_bytes,
 )
-from gazette_sdk.shard.recovery.fsm import FILE_HOLES_BYTES_MAX, FSM
-from gazette_sdk.shard.recovery.hints import from_bytes
-from gazette_sdk.shard.recovery.operation import HEADER_BYTES, crc32c, frame_operation
+from gazette_sdk.shard.recovery.log import HEADER_BYTES, crc32c, frame_operation
 from gazette_sdk.shard.recovery.player import (
     CreateNode,
     Player,

@@ -8,7 +8,8 @@ import pytest
 
 from gazette_sdk.errors import FencedError, GazetteError
 from gazette_sdk.protocol import recoverylog_pb2 as pb
-from gazette_sdk.shard.recovery.file_change import (
+from gazette_sdk.shard.recovery.fsm import (
+    FSM,
     CreateFile,
     FileChange,
     RemoveFile,
@@ -16,7 +17,6 @@ from gazette_sdk.shard.recovery.file_change import (
     SetProperty,
     WriteFile,
 )
-from gazette_sdk.shard.recovery.fsm import FSM
 from gazette_sdk.shard.recovery.recorder import LARGE_FILE_BYTES, Recorder
 from support.recovery_logs import content as log_content
 from support.recovery_logs import hints, operations, recording

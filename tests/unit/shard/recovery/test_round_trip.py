@@ -10,17 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gazette_sdk.protocol import recoverylog_pb2 as pb
-from gazette_sdk.shard.recovery.file_change import (
+from gazette_sdk.shard.recovery.fsm import (
+    FSM,
     CreateFile,
     FileChange,
     RemoveFile,
     RenameFile,
     SetProperty,
     WriteFile,
+    from_bytes,
+    to_json,
 )
-from gazette_sdk.shard.recovery.fsm import FSM
-from gazette_sdk.shard.recovery.hints import from_bytes, to_json
-from gazette_sdk.shard.recovery.operation import frame_operation
+from gazette_sdk.shard.recovery.log import frame_operation
 from gazette_sdk.shard.recovery.recorder import Recorder
 from support.recovery_logs import files_of, play
 

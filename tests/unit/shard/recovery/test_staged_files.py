@@ -9,8 +9,13 @@ import pytest
 from gazette_sdk.errors import RecoveryError
 from gazette_sdk.protocol import recoverylog_pb2 as pb
 from gazette_sdk.shard.recovery.fsm import FSM, LiveNode
-from gazette_sdk.shard.recovery.player import CreateNode, RemoveNode, WriteNode
-from gazette_sdk.shard.recovery.staged_files import OPEN_FILES_MAX, StagedFiles
+from gazette_sdk.shard.recovery.player import (
+    OPEN_FILES_MAX,
+    CreateNode,
+    RemoveNode,
+    StagedFiles,
+    WriteNode,
+)
 from support.recovery_logs import files_of
 from support.vectors import group
 

@@ -10,7 +10,7 @@ import pytest
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.protocol import recoverylog_pb2 as pb
 from gazette_sdk.shard.recovery import recorder as recorder_module
-from gazette_sdk.shard.recovery import rerecord
+from gazette_sdk.shard.recovery import recorder as rerecord
 from gazette_sdk.shard.recovery.fsm import FSM
 from gazette_sdk.shard.recovery.recorder import Recorder
 from gazette_sdk.shard.stores.json_store import JsonStore

@@ -8,8 +8,9 @@ import pytest
 
 from gazette_sdk.errors import ClosedError, ShardStoreError
 from gazette_sdk.message.checkpoint import Checkpoint
-from gazette_sdk.shard.recovery.file_change import RemoveFile, WriteFile
-from gazette_sdk.shard.stores import sqlite_pages, sqlite_store
+from gazette_sdk.shard.recovery.fsm import RemoveFile, WriteFile
+from gazette_sdk.shard.stores import sqlite_store
+from gazette_sdk.shard.stores import sqlite_store as sqlite_pages
 from gazette_sdk.shard.stores.sqlite_store import SqliteStore
 from gazette_sdk.testing import store_contract
 from gazette_sdk.testing.store_contract import RecordedFiles, checkpoint_of

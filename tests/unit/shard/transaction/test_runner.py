@@ -33,8 +33,8 @@ from gazette_sdk.shard.transaction.failure import (
     HookFailedError,
     _as_json,
 )
+from gazette_sdk.shard.transaction.machine import CommitStep
 from gazette_sdk.shard.transaction.runner import Runner
-from gazette_sdk.shard.transaction.steps import CommitStep
 from gazette_sdk.testing.commit_faults import CrashAt, InjectedCrashError
 from gazette_sdk.testing.handler_runs import JOURNAL, MemoryInput, MemoryOutput, run_handler
 from gazette_sdk.transport.loop import run
