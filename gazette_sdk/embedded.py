@@ -39,9 +39,12 @@ from gazette_sdk.errors import (
     GazetteError,
     LeaseLostError,
 )
-from gazette_sdk.local_cluster.leases import revoke_leases
-from gazette_sdk.local_cluster.names import broker_name
-from gazette_sdk.local_cluster.specs import ETCD_TXN_CHANGES, request_of
+from gazette_sdk.local_cluster.cluster import (
+    ETCD_TXN_CHANGES,
+    broker_name,
+    request_of,
+    revoke_leases,
+)
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.journal_spec import desired_replication
 from gazette_sdk.server.process import Server

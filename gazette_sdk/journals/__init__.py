@@ -10,7 +10,6 @@ Read in this order:
 """
 
 from gazette_sdk.journals.admin import Journals
-from gazette_sdk.journals.journal import Journal
-from gazette_sdk.journals.options import JournalOptions
+from gazette_sdk.journals.journal import Journal, JournalOptions
 
 __all__ = ["Journal", "JournalOptions", "Journals"]

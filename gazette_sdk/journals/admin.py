@@ -11,10 +11,14 @@ from gazette_sdk.errors import (
     DeadlineExceededError,
     JournalNotFoundError,
 )
-from gazette_sdk.journals.changes import Change, apply_in_transactions, list_named, retried
-from gazette_sdk.journals.creation import create_journals
-from gazette_sdk.journals.journal import Journal
-from gazette_sdk.journals.options import JournalOptions, apply_options, check_options
+from gazette_sdk.journals.changes import (
+    Change,
+    apply_in_transactions,
+    create_journals,
+    list_named,
+    retried,
+)
+from gazette_sdk.journals.journal import Journal, JournalOptions, apply_options, check_options
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.base import Transport, check_transport
 from gazette_sdk.transport.connect import connect

@@ -1,8 +1,12 @@
-"""Broker of a local cluster: one ``gazette serve`` process at a time."""
+"""Conditions of the keys of a cluster in Etcd.
+
+Broker of a local cluster: one ``gazette serve`` process at a time.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import http.client
 import logging
@@ -13,16 +17,75 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace
 from gazette_sdk.cluster.child_process import ChildProcess
-from gazette_sdk.errors import ClosedError, ConfigurationError, GazetteError
-from gazette_sdk.local_cluster.view import current_revision, wait_until
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.errors import ClosedError, ConfigurationError, EtcdError, GazetteError
 from gazette_sdk.transport import loop as sdk_loop
 
-__all__ = ["DEV_VARIABLE", "BrokerOptions", "BrokerState", "LocalBroker"]
+RETRY_PAUSE_S = 0.1
+"""Pause before Etcd is reached again."""
+
+CHECK_S = 0.25
+"""Pause between checks while no key changes."""
+
+DIAL_TIMEOUT_S = 2.0
+"""Limit of reaching one member of Etcd, before another is tried."""
+
+_log = logging.getLogger(__name__)
+
+
+async def wait_until(
+    endpoint: Callable[[], str], condition: Callable[[BrokerKeySpace], bool]
+) -> None:
+    """Wait until the keys of a cluster meet a condition. Failures of Etcd are waited out.
+
+    Args:
+        endpoint: returns the URL of a member of Etcd that runs.
+        condition: returns True if the keys meet it. It may depend on the state of processes, too.
+    """
+    while True:
+        try:
+            async with aclosing(
+                await Etcd.connect(endpoint(), dial_timeout_s=DIAL_TIMEOUT_S)
+            ) as etcd:
+                keyspace = BrokerKeySpace()
+                await keyspace.load(etcd)
+                watch = asyncio.create_task(keyspace.watch(etcd, delay_s=0))
+                try:
+                    while not condition(keyspace):
+                        with contextlib.suppress(TimeoutError):
+                            async with asyncio.timeout(CHECK_S):
+                                await keyspace.wait_for_update()
+                    return
+                finally:
+                    watch.cancel()
+                    await asyncio.gather(watch, return_exceptions=True)
+        except EtcdError as error:
+            _log.debug("Etcd is tried again: %s", error)
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+
+async def current_revision(endpoint: Callable[[], str]) -> int:
+    """Return the revision of Etcd. Failures of Etcd are waited out.
+
+    Args:
+        endpoint: returns the URL of a member of Etcd that runs.
+    """
+    while True:
+        try:
+            async with aclosing(
+                await Etcd.connect(endpoint(), dial_timeout_s=DIAL_TIMEOUT_S)
+            ) as etcd:
+                return (await etcd.range(b"\x00")).header.revision
+        except EtcdError as error:
+            _log.debug("Etcd is tried again: %s", error)
+            await asyncio.sleep(RETRY_PAUSE_S)
+
 
 DEV_VARIABLE = "GAZETTE_DEV"
 """Environment variable of brokers on one machine: they tell consumers the address of their Etcd."""
@@ -38,8 +101,6 @@ SERVES_POLL_S = 0.02
 
 LOG_TAIL_LINES = 5
 """Number of lines of a broker's log in an error."""
-
-_log = logging.getLogger(__name__)
 
 
 class BrokerState(enum.StrEnum):

@@ -1,4 +1,11 @@
-"""Local cluster: Etcd, brokers in processes of their own, and a fragment store in files."""
+"""Names of brokers over a data directory.
+
+Specs that a program applies to a cluster of its own, at any revision.
+
+Leases of brokers that do not serve any more.
+
+Local cluster: Etcd, brokers in processes of their own, and a fragment store in files.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +13,72 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Self
 
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, is_consistent
+from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.contexts import Startable
-from gazette_sdk.errors import (
-    ClosedError,
-    ConfigurationError,
-    GazetteError,
-)
-from gazette_sdk.local_cluster.broker import BrokerOptions, BrokerState, LocalBroker
-from gazette_sdk.local_cluster.etcd_members import EtcdMembers
-from gazette_sdk.local_cluster.leases import revoke_leases
-from gazette_sdk.local_cluster.names import broker_name
-from gazette_sdk.local_cluster.ports import reserve_port
-from gazette_sdk.local_cluster.specs import ETCD_TXN_CHANGES, request_of
-from gazette_sdk.local_cluster.view import wait_until
+from gazette_sdk.errors import ClosedError, ConfigurationError, GazetteError, LeaseLostError
+from gazette_sdk.local_cluster.broker import BrokerOptions, BrokerState, LocalBroker, wait_until
+from gazette_sdk.local_cluster.etcd_members import EtcdMembers, reserve_port
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol import journalspace
 from gazette_sdk.protocol.journal_spec import desired_replication
 from gazette_sdk.transport import connect
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import apply_in_batches
 
-__all__ = ["LocalCluster"]
+
+def broker_name(spools: Path, index: int) -> str:
+    """Return the id of a broker, ``broker-0`` and so on, which is also the name of its spools.
+
+    Directories of earlier versions have names such as ``broker-000``. Such a broker keeps its
+    name, because spools belong to an id.
+
+    Args:
+        spools: directory of all spools.
+        index: number of the broker, from 0.
+    """
+    earlier = f"broker-{index:03d}"
+    return earlier if (spools / earlier).is_dir() else f"broker-{index}"
+
+
+ETCD_TXN_CHANGES = 100
+"""Changes per Etcd transaction, whose default limit is 128 operations."""
+
+
+def request_of(specs: str) -> pb.ApplyRequest:
+    """Return the changes that a YAML document describes. Those without ``revision`` match any.
+
+    Raises:
+        ValidationError: the document is malformed.
+    """
+    root = journalspace.parse(specs)
+    journalspace.push_down(root)
+    request = journalspace.to_apply_request(root)
+    for change in request.changes:
+        if not change.expect_mod_revision:
+            change.expect_mod_revision = -1
+    return request
+
+
+async def revoke_leases(endpoint: str, leases: Iterable[int] | None = None) -> None:
+    """Revoke leases whose holders are dead; by default all leases.
+
+    Otherwise a cluster would wait until they expire.
+
+    Args:
+        endpoint: URL of Etcd.
+        leases: ids of the leases.
+    """
+    async with aclosing(await Etcd.connect(endpoint)) as etcd:
+        for lease in await etcd.leases() if leases is None else leases:
+            with suppress(LeaseLostError):  # it has just expired
+                await etcd.revoke(lease)
+
 
 READY_TIMEOUT_S = 60.0
 """Default limit of waiting for all journals."""

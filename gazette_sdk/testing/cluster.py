@@ -1,4 +1,6 @@
-"""Cluster of real processes, for tests of what happens when brokers die.
+"""A real Etcd for tests.
+
+Cluster of real processes, for tests of what happens when brokers die.
 
 ::
 
@@ -12,19 +14,59 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_server import EtcdServer
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.local_cluster import LocalBroker, LocalCluster
-from gazette_sdk.local_cluster.ports import reserve_port
+from gazette_sdk.local_cluster.etcd_members import reserve_port
 from gazette_sdk.testing.tcp_proxy import TcpProxy
 
-__all__ = ["TemporaryCluster", "gazette_cluster"]
+
+@dataclass(frozen=True)
+class EtcdFixture:
+    """An Etcd whose keyspace is empty at the start of the test.
+
+    Attributes:
+        server: its process.
+    """
+
+    server: EtcdServer
+
+    @property
+    def address(self) -> str:
+        """URL of the Etcd."""
+        return self.server.endpoint
+
+    @contextlib.asynccontextmanager
+    async def client(self) -> AsyncIterator[Etcd]:
+        """Connect a client, on the running event loop."""
+        client = await Etcd.connect(self.address)
+        try:
+            yield client
+        finally:
+            await client.aclose()
+
+    async def keys(self) -> list[bytes]:
+        """Return all keys."""
+        async with self.client() as client:
+            return [kv.key for kv in (await client.range(b"\x00", b"\x00")).entries]
+
+    async def clear(self) -> None:
+        """Delete all keys, and revoke all leases."""
+        async with self.client() as client:
+            for lease in await client.leases():
+                await client.revoke(lease)
+            await client.delete(b"\x00", b"\x00")
+
 
 STORE = "store"
 """Directory of the store that can fail, below the file root."""

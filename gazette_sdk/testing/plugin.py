@@ -29,8 +29,7 @@ if TYPE_CHECKING:  # importing the broker is slow, and most test runs do not nee
     from gazette_sdk.cluster.etcd_server import EtcdServer
     from gazette_sdk.embedded import EmbeddedCluster
     from gazette_sdk.shard.application.application import Application
-    from gazette_sdk.testing.cluster import TemporaryCluster
-    from gazette_sdk.testing.etcd import EtcdFixture
+    from gazette_sdk.testing.cluster import EtcdFixture, TemporaryCluster
     from gazette_sdk.testing.shards import RunningShards
 
 __all__ = [
@@ -146,7 +145,7 @@ def etcd(etcd_server: EtcdServer) -> Iterator[EtcdFixture]:
 
     ``address`` is its URL, and ``server`` its process.
     """
-    from gazette_sdk.testing.etcd import EtcdFixture  # noqa: PLC0415 - see above
+    from gazette_sdk.testing.cluster import EtcdFixture  # noqa: PLC0415 - see above
 
     def run(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(asyncio.wait_for(work, ETCD_TIMEOUT_S))

@@ -1,4 +1,13 @@
-"""Shards of an application in real processes, for tests of what happens when they die.
+"""Consumer process that crashes at a chosen step of a commit.
+
+::
+
+    python -m gazette_sdk.testing.shards crash.json gazette_sdk.cli.gazette run-consumer ...
+
+The file may be written while the program runs: ``{"step": "LOG_SENT", "nth": 3}``. From then on the
+steps of all shards are counted.
+
+Shards of an application in real processes, for tests of what happens when they die.
 
 ::
 
@@ -15,10 +24,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import runpy
 import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager
@@ -30,22 +41,74 @@ from gazette_sdk.cluster.child_process import ChildProcess
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.errors import ConfigurationError, GazetteError
-from gazette_sdk.local_cluster.ports import reserve_port
+from gazette_sdk.local_cluster.etcd_members import reserve_port
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.shard_spec import recovery_log
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.hints import load_hints
 from gazette_sdk.shard.consumer.lifecycle import shard_of, status_text, until_caught_up
+from gazette_sdk.shard.consumer.process import Consumer
 from gazette_sdk.shard.recovery import fsm as fsm_hints
 from gazette_sdk.shard.recovery.player import Playback
+from gazette_sdk.shard.transaction.consume import OnStep
 from gazette_sdk.shard.transaction.machine import CommitStep
 from gazette_sdk.shard.transaction.transaction import Shard
+from gazette_sdk.testing.store_faults import CrashAt, exit_process
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
 
-__all__ = ["RunningShards", "ShardProcess", "run_shards"]
+
+class _CrashByFile:
+    """Crash that a file asks for, from the next step after it was written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._crash: CrashAt | None = None
+
+    def __call__(self, step: CommitStep) -> None:
+        with self._lock:
+            if self._crash is None:
+                if not self._path.exists():
+                    return
+                wanted = json.loads(self._path.read_text())
+                self._crash = CrashAt(CommitStep[wanted["step"]], wanted["nth"], exit_process)
+            crash = self._crash
+        crash(step)
+
+
+def main(arguments: list[str]) -> None:
+    """Run a module as a program, whose consumers crash as the file says.
+
+    Args:
+        arguments: the file, the module's name, and the program's arguments.
+
+    Raises:
+        ConfigurationError: an argument is missing.
+    """
+    if len(arguments) < 2:
+        raise ConfigurationError(
+            "there is nothing to run: give a file, a module, and the program's arguments"
+        )
+    path, module, *_ = arguments
+    sys.argv = arguments[1:]  # the program's name is replaced by its file's
+    crash = _CrashByFile(Path(path))
+
+    def new_on_step(_shard: str) -> OnStep:
+        return crash
+
+    Consumer.new_on_step = staticmethod(new_on_step)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except GazetteError as error:
+        sys.exit(str(error))
+
 
 T = TypeVar("T")
 
@@ -98,7 +161,7 @@ class ShardProcess:
         self.log = directory / f"{name}.log"
         self._crash = directory / f"{name}.crash"
         self._command = [
-            *(sys.executable, "-m", "gazette_sdk.testing.shard_process", str(self._crash)),
+            *(sys.executable, "-m", "gazette_sdk.testing.shards", str(self._crash)),
             *("gazette_sdk.cli.gazette", "run-consumer", *command),
             *("--consumer.id", name, "--consumer.port", str(port)),
             *("--consumer.directory", str(directory / name)),

@@ -1,4 +1,8 @@
-"""Faults of fragment stores: a store around any other that delays, fails, breaks and lags.
+"""Random decisions of injected faults, all derived from one seed.
+
+Crashes of a shard at a chosen step of a commit.
+
+Faults of fragment stores: a store around any other that delays, fails, breaks and lags.
 
 In the tests' own process::
 
@@ -17,10 +21,12 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
+import random
 import threading
 import time
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,16 +43,83 @@ from gazette_sdk.fragment.stores import (
 )
 from gazette_sdk.fragment.stores.base import OPERATION_TIMEOUT_S
 from gazette_sdk.protocol.names import parse_store_url
-from gazette_sdk.testing.chance import Chance
+from gazette_sdk.shard.transaction.machine import CommitStep
 
-__all__ = [
-    "OPERATIONS",
-    "FaultyStore",
-    "InjectedFault",
-    "StoreFaultInjector",
-    "StoreFaults",
-    "save_store_faults",
-]
+
+class Chance:
+    """Source of random decisions about subjects, such as an operation on an object.
+
+    The nth decision about a subject depends only on the seed, the subject and n. So threads and
+    tasks get the same decisions in every run, in whatever order they ask. Any thread may call.
+
+    Args:
+        seed: derives all decisions.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def about(self, subject: str) -> random.Random:
+        """Return the random numbers of the next decision about a subject."""
+        with self._lock:
+            count = self._counts[subject]
+            self._counts[subject] += 1
+        return random.Random(f"{self.seed}/{subject}/{count}")  # noqa: S311 - no secret
+
+
+EXIT_STATUS = 137
+"""Exit status of a process that crashes: that of one that is killed."""
+
+
+class InjectedCrashError(Exception):
+    """A crash that a test has asked for. What runs ends without anything further."""
+
+
+class CrashAt:
+    """Function to call at each step of a commit, which crashes at one of them.
+
+    Args:
+        step: the step.
+        nth: the time it is reached at which to crash, from 1 on.
+        crash: ends what runs; raises :class:`InjectedCrashError` by default.
+
+    Attributes:
+        has_crashed: the step was reached.
+        steps: all steps that were reached, in order.
+    """
+
+    def __init__(
+        self, step: CommitStep, nth: int = 1, crash: Callable[[], None] | None = None
+    ) -> None:
+        self.has_crashed = False
+        self.steps: list[CommitStep] = []
+        self._step = step
+        self._left = nth
+        self._crash = crash or _raise
+        self._lock = threading.Lock()
+
+    def __call__(self, step: CommitStep) -> None:
+        """Note a step, and crash if it is the one."""
+        with self._lock:
+            self.steps.append(step)
+            if step is self._step:
+                self._left -= 1
+            crashes = step is self._step and self._left == 0
+        if crashes:
+            self.has_crashed = True
+            self._crash()
+
+
+def exit_process() -> None:
+    """End this process at once, as a kill does: nothing is flushed, closed or given up."""
+    os._exit(EXIT_STATUS)
+
+
+def _raise() -> None:
+    raise InjectedCrashError("a test has asked for this crash")
+
 
 OPERATIONS: Final = ("signget", "exists", "get", "put", "list", "remove")
 """Names of a store's operations, as its metrics have them."""

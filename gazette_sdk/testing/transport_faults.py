@@ -27,7 +27,7 @@ from typing import Final, TypeVar
 
 from gazette_sdk.errors import ConfigurationError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.testing.chance import Chance
+from gazette_sdk.testing.store_faults import Chance
 from gazette_sdk.testing.tcp_proxy import Direction
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wire import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target

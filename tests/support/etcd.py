@@ -23,7 +23,7 @@ from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import rpc
 from gazette_sdk.cluster.etcd_server import EtcdServer
 from gazette_sdk.local_cluster import EtcdMembers
-from gazette_sdk.testing.etcd import EtcdFixture
+from gazette_sdk.testing.cluster import EtcdFixture
 from gazette_sdk.testing.plugin import etcd, etcd_server
 
 __all__ = [

@@ -7,8 +7,8 @@ from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cli.journals.outcomes import show_outcomes
 from gazette_sdk.cli.journals.settings import CREATE, CreateSettings
 from gazette_sdk.errors import ConfigurationError
-from gazette_sdk.journals.creation import create_journals
-from gazette_sdk.journals.options import JournalOptions
+from gazette_sdk.journals.changes import create_journals
+from gazette_sdk.journals.journal import JournalOptions
 
 __all__ = ["run"]
 

@@ -107,7 +107,7 @@ class Consumer:
         authority: verifies the tokens of callers, and signs those of its own calls.
         ended: done when it has drained, or with a fatal error, such as
             :class:`~gazette_sdk.errors.LeaseLostError`. Stop it then.
-        new_on_step: for tests; see :mod:`gazette_sdk.testing.shard_process`.
+        new_on_step: for tests; see :mod:`gazette_sdk.testing.shards`.
 
     Raises:
         ConfigurationError: the configuration or the application cannot be used.

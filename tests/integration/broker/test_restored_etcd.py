@@ -21,7 +21,7 @@ from gazette_sdk.cluster.etcd_server import EtcdServer, find_etcd
 from gazette_sdk.cluster.keyspace import Entry, HistoryMark, KeySpace
 from gazette_sdk.errors import EtcdError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.testing.etcd import EtcdFixture
+from gazette_sdk.testing.cluster import EtcdFixture
 from support.brokers import LIMIT_S, Client, HandCluster, a_broker, config_for, crash, journal_spec
 from support.etcd import run
 from support.spools import until

@@ -18,7 +18,7 @@ from gazette_sdk.errors import (
     UnavailableError,
     ValidationError,
 )
-from gazette_sdk.journals import creation
+from gazette_sdk.journals import changes as creation
 from gazette_sdk.transport.base import Transport
 from support.brokers import a_broker
 from support.etcd import EtcdFixture, run

@@ -21,7 +21,7 @@ from gazette_sdk.shard.stores.sql_store import SqlStore
 from gazette_sdk.shard.stores.sqlite_store import SqliteStore
 from gazette_sdk.shard.transaction.failure import DeadLetter, HandlerFailedError
 from gazette_sdk.shard.transaction.machine import CommitStep
-from gazette_sdk.testing.commit_faults import CrashAt, InjectedCrashError
+from gazette_sdk.testing.store_faults import CrashAt, InjectedCrashError
 from gazette_sdk.transport.append.appender import AppendService
 from gazette_sdk.transport.loop import run
 from support.postgres import running_postgres

@@ -3,8 +3,7 @@
 import pytest
 
 from gazette_sdk.errors import ValidationError
-from gazette_sdk.journals.changes import warn_without_spare
-from gazette_sdk.journals.creation import default_replication, partition_names
+from gazette_sdk.journals.changes import default_replication, partition_names, warn_without_spare
 from support.brokers import journal_spec
 
 

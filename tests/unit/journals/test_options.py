@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gazette_sdk.errors import ConfigurationError, ValidationError
-from gazette_sdk.journals.options import (
+from gazette_sdk.journals.journal import (
     CODEC_NAMES,
     apply_options,
     check_options,

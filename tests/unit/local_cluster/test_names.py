@@ -1,6 +1,6 @@
 """Names of brokers over a data directory."""
 
-from gazette_sdk.local_cluster.names import broker_name
+from gazette_sdk.local_cluster.cluster import broker_name
 
 
 def test_a_broker_has_its_number_in_its_name(tmp_path):

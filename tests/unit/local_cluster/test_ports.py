@@ -2,7 +2,7 @@
 
 import socket
 
-from gazette_sdk.local_cluster.ports import PORTS, reserve_port
+from gazette_sdk.local_cluster.etcd_members import PORTS, reserve_port
 
 
 def test_ports_differ_and_none_is_one_of_an_outgoing_connection():

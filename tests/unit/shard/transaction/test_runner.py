@@ -35,8 +35,8 @@ from gazette_sdk.shard.transaction.failure import (
 )
 from gazette_sdk.shard.transaction.machine import CommitStep
 from gazette_sdk.shard.transaction.runner import Runner
-from gazette_sdk.testing.commit_faults import CrashAt, InjectedCrashError
 from gazette_sdk.testing.handler_runs import JOURNAL, MemoryInput, MemoryOutput, run_handler
+from gazette_sdk.testing.store_faults import CrashAt, InjectedCrashError
 from gazette_sdk.transport.loop import run
 
 WAIT_S = 20.0
