@@ -9,8 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from gazette_sdk.cli.command import Invocation
-from gazette_sdk.cli.failure import CommandFailedError
+from gazette_sdk.cli.program import CommandFailedError, Invocation
 from gazette_sdk.cli.settings import ATTACH_UUIDS
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.message.uuid import OUTSIDE_TXN, Stamp, new_producer_id

@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
-from gazette_sdk.cli.command import TimeoutSettings
+from gazette_sdk.cli.program import TimeoutSettings
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.server.options import Group, Option, Seconds, Settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from gazette_sdk.cli.command import Invocation
+    from gazette_sdk.cli.program import Invocation
     from gazette_sdk.protocol.authorization import Authorizer
     from gazette_sdk.shard.consumer.client import ShardClient
     from gazette_sdk.transport.base import Transport
@@ -182,7 +182,7 @@ async def open_consumer(invocation: Invocation) -> AsyncIterator[ShardClient]:
             run beside ``gazette dev``, or none.
         EtcdError: the Etcd of ``gazette dev`` does not answer.
     """
-    from gazette_sdk.cli.dev_consumers import find_consumer  # noqa: PLC0415 - lazy
+    from gazette_sdk.cli.dev import find_consumer  # noqa: PLC0415 - lazy
     from gazette_sdk.protocol.authorization import FixedToken, authority_for  # noqa: PLC0415 - lazy
     from gazette_sdk.shard.consumer.client import ShardClient  # noqa: PLC0415 - lazy
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gazette_sdk.cli.command import Command, Invocation
+from gazette_sdk.cli.program import Command, Invocation
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.server.options import BoundOption
 

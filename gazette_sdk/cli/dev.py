@@ -1,22 +1,200 @@
-"""``gazette dev``: a complete local cluster in the foreground."""
+"""``gazette dev kill``, ``pause``, ``resume``, ``drain``, ``start`` and ``status``.
+
+Cluster of ``gazette dev`` with several brokers: a process for each, and controls.
+
+Consumer processes that run beside ``gazette dev``, found in its Etcd.
+
+``gazette dev``: a complete local cluster in the foreground.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
+import re
 import sys
+from contextlib import aclosing
+from dataclasses import asdict
 from pathlib import Path
 
-from gazette_sdk.cli.command import Invocation
-from gazette_sdk.cli.dev_processes import DevProcesses
-from gazette_sdk.cli.settings import DEV, DevSettings
+import orjson
+
+from gazette_sdk.cli.formats import NONE, write_table
+from gazette_sdk.cli.program import Invocation
+from gazette_sdk.cli.settings import DEV, DEV_CONTROL, DevSettings
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import prefix_end
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.local_cluster import LocalCluster
+from gazette_sdk.local_cluster.control import BrokerStatus, Control, ControlServer, call
+from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.server.process import StopSignal
 from gazette_sdk.server.settings import LOGGING, LoggingSettings
+from gazette_sdk.shard.consumer.embedded import etcd_of_dev
+from gazette_sdk.shard.consumer.process import CONSUMERS_PREFIX
 
-__all__ = ["run"]
+
+async def kill(invocation: Invocation) -> None:
+    """End brokers with SIGKILL."""
+    await _run(invocation, "kill")
+
+
+async def pause(invocation: Invocation) -> None:
+    """Stop brokers with SIGSTOP."""
+    await _run(invocation, "pause")
+
+
+async def resume(invocation: Invocation) -> None:
+    """Continue paused brokers."""
+    await _run(invocation, "resume")
+
+
+async def drain(invocation: Invocation) -> None:
+    """Let brokers hand over their journals and end."""
+    await _run(invocation, "drain")
+
+
+async def start(invocation: Invocation) -> None:
+    """Start brokers again."""
+    await _run(invocation, "start")
+
+
+async def status(invocation: Invocation) -> None:
+    """Write the status of brokers."""
+    await _run(invocation, "status")
+
+
+async def _run(invocation: Invocation, control: Control) -> None:
+    """Control the named brokers, and write their status afterwards.
+
+    Raises:
+        GazetteError: no cluster with controls runs, or it refused.
+    """
+    settings = invocation.settings(DEV_CONTROL)
+    brokers = await call(_control_directory(settings.data), control, invocation.arguments)
+    if settings.format == "json":
+        sys.stdout.write("".join(f"{orjson.dumps(asdict(each)).decode()}\n" for each in brokers))
+    else:
+        write_table(["Name", "Zone", "State", "Address", "PID", "Starts"], map(_row, brokers))
+
+
+def _control_directory(text: str) -> Path:
+    return Path(text).expanduser().absolute()
+
+
+def _row(broker: BrokerStatus) -> list[str]:
+    pid = NONE if broker.pid is None else str(broker.pid)
+    return [broker.name, broker.zone, broker.state, broker.address, pid, str(broker.starts)]
+
+
+RESUME_TIMEOUT_S = 10.0
+"""Limit of waiting for the journals of an earlier run, which takes some tenths of a second."""
+
+_log = logging.getLogger(__name__)
+
+
+class DevProcesses:
+    """A local cluster on the running event loop, with the methods of an embedded one.
+
+    Args:
+        cluster: the cluster, which is not started yet.
+    """
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
+        self._control = ControlServer(cluster)
+
+    @property
+    def data(self) -> Path:
+        """Directory of all data."""
+        return self._cluster.data
+
+    @property
+    def addresses(self) -> list[str]:
+        """URLs of all brokers."""
+        return [broker.address for broker in self._cluster.brokers]
+
+    async def astart(self) -> None:
+        """Start the cluster, and wait for the journals of an earlier run, with a limit."""
+        starting = asyncio.create_task(asyncio.to_thread(self._cluster.start))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await asyncio.wait([starting])  # then astop() finds every process
+            raise
+        try:
+            await asyncio.to_thread(self._cluster.wait_until_ready, RESUME_TIMEOUT_S)
+        except TimeoutError as error:
+            _log.warning("some journals are not served: they may require more brokers: %s", error)
+        await self._control.start()
+
+    async def astop(self) -> None:
+        """Stop the cluster, and store its spools."""
+        await self._control.stop()
+        await asyncio.to_thread(self._cluster.stop)
+
+    async def ended(self) -> None:
+        """Wait until the cluster fails.
+
+        Raises:
+            GazetteError: the failure.
+        """
+        await asyncio.to_thread(self._cluster.wait_for_failure)
+
+
+_MEMBER = re.compile(rb"(.+)/members/[^#]+#[^#]+")
+"""Key of a member; keys of items have no ``#``, those of assignments three."""
+
+_REMEDY = "give the address of one of its processes with --consumer.address or CONSUMER_ADDRESS"
+
+
+async def find_consumer(broker: str) -> str | None:
+    """Return the endpoint of a process of the only application that runs beside ``gazette dev``.
+
+    Args:
+        broker: address of a broker.
+
+    Returns:
+        The endpoint; None if the broker is not of ``gazette dev``, or does not answer.
+
+    Raises:
+        ConfigurationError: no application runs, or there are several.
+        EtcdError: Etcd does not answer.
+    """
+    try:
+        address = await asyncio.to_thread(
+            etcd_of_dev, broker, remedy=_REMEDY, broker_remedy=_REMEDY
+        )
+    except ConfigurationError:
+        return None
+    endpoints = await _endpoints(address)
+    if not endpoints:
+        raise ConfigurationError(
+            f"no consumer process runs beside the broker at {broker}; start one with `gazette "
+            f"run-consumer MODULE:APPLICATION`, or {_REMEDY}"
+        )
+    if len(endpoints) > 1:
+        running = ", ".join(f"{name} at {endpoint}" for name, endpoint in sorted(endpoints.items()))
+        raise ConfigurationError(f"several applications run, {running}: {_REMEDY}")
+    [endpoint] = endpoints.values()
+    return endpoint
+
+
+async def _endpoints(etcd: str) -> dict[str, str]:
+    """Return a process' endpoint for each application with keys at their usual place."""
+    root = f"{CONSUMERS_PREFIX}/".encode()
+    async with aclosing(await Etcd.connect(etcd)) as client:
+        found = await client.range(root, prefix_end(root))
+    endpoints: dict[str, str] = {}
+    for entry in found.entries:
+        member = _MEMBER.fullmatch(entry.key.removeprefix(root))
+        if member is not None:
+            spec = cpb.ConsumerSpec.FromString(entry.value)
+            endpoints.setdefault(member[1].decode(), spec.process_spec.endpoint)
+    return endpoints
+
 
 _HOW_TO = """\
 Gazette is running at {address}

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from gazette_sdk.cli.failure import CommandFailedError, explain
+from gazette_sdk.cli.program import CommandFailedError, explain
 from gazette_sdk.errors import GazetteError
 
 __all__ = ["edit"]

@@ -1,12 +1,19 @@
-"""Output formats: tables for people, JSON and protobuf text for programs (cli 4.1)."""
+"""YAML documents that a command line names: a file, or standard input.
+
+Output formats: tables for people, JSON and protobuf text for programs (cli 4.1).
+
+Progress bars on a terminal.
+"""
 
 from __future__ import annotations
 
 import base64
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, TextIO, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar
 
 import orjson
 from google.protobuf import text_format
@@ -14,20 +21,37 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
+from gazette_sdk.errors import ConfigurationError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import digest_of, is_zero_sum
 from gazette_sdk.protocol.rules import complete, json_fields
 
-__all__ = [
-    "NONE",
-    "age",
-    "fragment_json",
-    "iec_bytes",
-    "listing_text",
-    "message_json",
-    "proto_text",
-    "write_table",
-]
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
+
+
+T = TypeVar("T")
+
+
+def load(path: str, parse: Callable[[bytes], T]) -> T:
+    """Return what a document describes.
+
+    Args:
+        path: of the file; ``-`` for standard input.
+        parse: makes it of the document's text.
+
+    Raises:
+        ConfigurationError: the document is malformed. The text begins with the file's name.
+        OSError: the file cannot be read.
+    """
+    text = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    try:
+        return parse(text)
+    except ValidationError as error:
+        name = "standard input" if path == "-" else path
+        raise ConfigurationError(f"{name}: {error}") from error
+
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -198,3 +222,67 @@ def age(unix_s: int, now_s: float | None = None) -> str:
     size_s, name = next(span for span in reversed(_SPANS) if span[0] <= elapsed_s)
     count = int(elapsed_s // size_s)
     return f"{count} {name}{'' if count == 1 else 's'} ago"
+
+
+class Progress:
+    """Steps of a command, each with a bar.
+
+    Args:
+        bars: where the bars are drawn; ``None`` shows nothing.
+    """
+
+    def __init__(self, bars: Bars | None = None) -> None:
+        self._bars = bars
+        self._task: TaskID | None = None
+        self._total: int | None = None
+
+    def begin(self, step: str, total: int | None = None) -> None:
+        """Show the next step, and the one before as complete.
+
+        Args:
+            step: short description.
+            total: number of units; ``None`` if it is unknown.
+        """
+        if self._bars is None:
+            return
+        if self._task is not None:
+            end = self._total or 1
+            self._bars.update(self._task, total=end, completed=end)
+        self._task, self._total = self._bars.add_task(step, total=total), total
+
+    def advance(self, done: int, total: int | None = None) -> None:
+        """Show that ``done`` units of the step are complete; ``total`` replaces its total."""
+        if self._bars is not None and self._task is not None:
+            self._bars.update(self._task, completed=done, total=total)
+
+
+@contextmanager
+def open_progress(
+    unit: Literal["bytes", "messages"], *, is_shown: bool = True
+) -> Iterator[Progress]:
+    """Draw bars on standard error until the context ends, if that is a terminal.
+
+    Args:
+        unit: unit of the bars.
+        is_shown: False if the command's own output goes to the same terminal.
+    """
+    if not is_shown or not sys.stderr.isatty():
+        yield Progress()
+        return
+    from rich import progress as rich  # noqa: PLC0415 - only terminals need it
+    from rich.console import Console  # noqa: PLC0415 - as above
+
+    description = rich.TextColumn("{task.description}")
+    columns: tuple[rich.ProgressColumn, ...] = (
+        *(rich.SpinnerColumn(finished_text="✓"), description, rich.BarColumn()),
+        *(rich.MofNCompleteColumn(), rich.TimeElapsedColumn()),
+    )
+    if unit == "bytes":
+        columns = (
+            *(description, rich.BarColumn(), rich.DownloadColumn(binary_units=True)),
+            *(rich.TransferSpeedColumn(), rich.TimeRemainingColumn()),
+        )
+    # More than four refreshes per second would disturb what `gazette bench` measures.
+    console = Console(stderr=True)
+    with rich.Progress(*columns, console=console, transient=True, refresh_per_second=4) as bars:
+        yield Progress(bars)

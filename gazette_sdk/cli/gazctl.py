@@ -12,10 +12,9 @@ from gazette_sdk.cli.client import (
     SHARDS_ZONE,
     ZONE,
 )
-from gazette_sdk.cli.command import Command
 from gazette_sdk.cli.completion import completion_command
 from gazette_sdk.cli.journals.commands import COMMANDS as JOURNALS
-from gazette_sdk.cli.program import Program
+from gazette_sdk.cli.program import Command, Program
 from gazette_sdk.cli.settings import ATTACH_UUIDS, PRINT_CONFIG
 from gazette_sdk.cli.shards.commands import COMMANDS as SHARDS
 from gazette_sdk.server.options import Group
@@ -50,7 +49,7 @@ _ATTACH_UUIDS = Command(
 _PRINT_CONFIG = Command(
     "print-config",
     "Print the effective configuration as an INI file",
-    "gazette_sdk.cli.configuration:run",
+    "gazette_sdk.cli.settings:run",
     (PRINT_CONFIG,),
     details="Defaults are comments. Keys and tokens are shown with --show-secrets only.",
     examples=(("gazctl print-config > gazctl.ini", "write a first INI file"),),

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import sys
 
-from gazette_sdk.cli.allocator.settings import SIMULATE
-from gazette_sdk.cli.bench.settings import BENCH, BENCH_CLUSTER
+from gazette_sdk.cli.allocator import SIMULATE
+from gazette_sdk.cli.bench.site import BENCH, BENCH_CLUSTER
 from gazette_sdk.cli.client import ADDRESS_ALIASES, BrokerClientSettings
-from gazette_sdk.cli.command import Command
 from gazette_sdk.cli.completion import completion_command
-from gazette_sdk.cli.consumer_settings import CONSUMER, CONSUMER_BROKER, CONSUMER_ETCD
-from gazette_sdk.cli.program import Program
-from gazette_sdk.cli.settings import DEV, DEV_CONTROL, PRINT_CONFIG
+from gazette_sdk.cli.program import Command, Program
+from gazette_sdk.cli.settings import (
+    CONSUMER,
+    CONSUMER_BROKER,
+    CONSUMER_ETCD,
+    DEV,
+    DEV_CONTROL,
+    PRINT_CONFIG,
+)
 from gazette_sdk.cli.spark.commands import SPARK_COMMANDS
 from gazette_sdk.server.options import Group
 from gazette_sdk.server.settings import BROKER, DEBUG, ETCD, LOGGING
@@ -95,7 +100,7 @@ def _control(name: str, summary: str, details: str, *, names_min: int = 1) -> Co
     return Command(
         f"dev {name}",
         summary,
-        f"gazette_sdk.cli.dev_control:{name}",
+        f"gazette_sdk.cli.dev:{name}",
         (DEV_CONTROL,),
         details=f"{details} The cluster was started with --brokers 2 or more and this --data.",
         examples=((f"gazette dev {name} broker-1", "one broker of ./gazette-data"),),
@@ -176,7 +181,7 @@ _BENCH = Command(
 _SIMULATE = Command(
     "allocator simulate",
     "Show which replicas would move if brokers left or joined, or specs changed; a dry run",
-    "gazette_sdk.cli.allocator.simulate:run",
+    "gazette_sdk.cli.allocator:run",
     (SIMULATE, ETCD),
     details=(
         "Runs the brokers' own allocator in memory, over the live cluster in Etcd or over a "
@@ -208,7 +213,7 @@ _SIMULATE = Command(
 _SPOOLS_ACCEPT = Command(
     "spools accept",
     "Accept that Etcd was restored from an older backup, for the spools of a broker",
-    "gazette_sdk.cli.spools:accept",
+    "gazette_sdk.cli.serve:accept",
     (LOGGING,),
     details=(
         "A broker that has seen more than Etcd has, or another Etcd, keeps all of its spools "
@@ -228,7 +233,7 @@ _SPOOLS_ACCEPT = Command(
 _PRINT_CONFIG = Command(
     "print-config",
     "Print the effective configuration of `serve` as an INI file",
-    "gazette_sdk.cli.configuration:run",
+    "gazette_sdk.cli.settings:run",
     (BROKER, ETCD, DEBUG, LOGGING, PRINT_CONFIG),
     details="Defaults are comments. Keys and tokens are shown with --show-secrets only.",
     examples=(("gazette print-config > gazette.ini", "write a first INI file"),),

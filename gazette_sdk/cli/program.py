@@ -1,37 +1,346 @@
-"""Programs with commands: parsing of command lines, and exit statuses (cli section 1)."""
+"""Concurrent calls with a limit.
+
+Errors as users see them: one line on standard error, and an exit status.
+
+Help texts of programs and commands.
+
+Commands: their options, their help, and the function that runs them.
+
+Programs with commands: parsing of command lines, and exit statuses (cli section 1).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
 import inspect
+import logging
 import os
+import shutil
 import sys
-from collections.abc import Awaitable, Mapping, Sequence
+import textwrap
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field
 
 import gazette_sdk
-from gazette_sdk.cli.command import Command, Invocation
 from gazette_sdk.cli.entry import INTERRUPTED
-from gazette_sdk.cli.failure import TimedOutError, report
-from gazette_sdk.cli.usage import command_help, program_help
 from gazette_sdk.errors import ConfigurationError, GazetteError
+from gazette_sdk.protocol.durations import SECOND_NS, format_duration
 from gazette_sdk.server.options import (
+    BoundOption,
     Group,
     IniFile,
+    Option,
+    Seconds,
+    Settings,
     Sources,
     find_ini,
     first_positional,
     ini_keys,
+    load,
     nearest,
     parse_arguments,
 )
 from gazette_sdk.server.settings import LoggingSettings
 from gazette_sdk.server.spinning_selector import new_loop
 
-__all__ = ["FAILED", "TIMED_OUT", "Program"]
+CALLS_MAX = 64
+"""Default number of concurrent calls of a command that calls brokers for each journal."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+async def for_each(
+    items: Iterable[T], call: Callable[[T], Awaitable[R]], calls_max: int = CALLS_MAX
+) -> list[R]:
+    """Call a coroutine function with each item, and return the results in order.
+
+    Raises:
+        ExceptionGroup: errors of calls. The first one cancels the other calls.
+    """
+    slots = asyncio.Semaphore(calls_max)
+
+    async def limited(item: T) -> R:
+        async with slots:
+            return await call(item)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(limited(item)) for item in items]
+    return [task.result() for task in tasks]
+
+
+TERMINATION_LOG = Path("/dev/termination-log")
+"""If this file exists, a supervisor (Kubernetes) reads from it why a process ended."""
+
+_log = logging.getLogger("gazette_sdk.cli")
+
+
+class CommandFailedError(GazetteError):
+    """Failure of a command, which ends with a status other than zero."""
+
+
+class TimedOutError(CommandFailedError):
+    """End of a command by ``--timeout``.
+
+    Args:
+        command: the command's name.
+        timeout_s: its longest time.
+        detail: what is known about its work; empty for nothing.
+    """
+
+    def __init__(self, command: str, timeout_s: float, detail: str = "") -> None:
+        limit = format_duration(round(timeout_s * SECOND_NS))
+        text = f"`{command}` did not end within {limit} (--timeout)"
+        super().__init__(f"{text}; {detail}" if detail else text)
+
+
+def explain(error: BaseException) -> str:
+    """Return the text of an error in one line."""
+    if isinstance(error, BaseExceptionGroup):
+        return explain(error.exceptions[0])
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror
+        if error.filename is not None:
+            text = f"{error.filename}: {text}"
+    return "; ".join(line.strip() for line in text.splitlines() if line.strip()) or repr(error)
+
+
+def report(program: str, error: BaseException, *, in_log: bool) -> None:
+    """Report the error that ends a process.
+
+    Args:
+        program: name of the program.
+        error: the error.
+        in_log: write a log record of level fatal instead of a plain line.
+    """
+    text = explain(error)
+    if TERMINATION_LOG.exists():
+        try:
+            TERMINATION_LOG.write_text(text + "\n", encoding="utf-8")
+        except OSError as unwritable:
+            _log.warning("cannot write to %s: %s", TERMINATION_LOG, unwritable)
+    if not in_log:
+        sys.stderr.write(f"{program}: {text}\n")
+        return
+    fields = {
+        name: value
+        for name in ("journal", "offset")
+        if (value := getattr(error, name, None)) is not None
+    }
+    _log.critical("%s", text, extra=fields)
+
+
+_NAMES_WIDTH = 30
+_VALUE_NAMES = {
+    "text": "VALUE",
+    "integer": "N",
+    "number": "N",
+    "duration": "DURATION",
+    "list": "VALUE",
+}
+
+
+def program_help(program: str, summary: str, commands: Sequence[Command], parent: str = "") -> str:
+    """Return the help of a program, or of its commands below a word.
+
+    Args:
+        program: the program's name.
+        summary: one line about the program.
+        commands: the commands to list.
+        parent: first word of the listed commands; empty for all commands.
+    """
+    called = f"{program} {parent}".rstrip()
+    width = max(len(command.name) for command in commands) + 2
+    lines = [summary, "", f"Usage: {called} COMMAND [OPTION...]", "", "Commands:"]
+    lines += [f"  {command.name:{width}}{command.summary}" for command in commands]
+    lines += ["", f"`{called} COMMAND --help` shows a command's options, with examples."]
+    lines += ["Exit status: 0 for success, 1 for a failure, 124 after --timeout, 130 after Ctrl-C."]
+    return "\n".join(lines) + "\n"
+
+
+def command_help(
+    program: str,
+    command: Command,
+    shared: Sequence[Group[Settings]],
+) -> str:
+    """Return the help of a command.
+
+    Args:
+        program: the program's name.
+        command: the command.
+        shared: options of its parent command, which it takes, too.
+    """
+    called = f"{program} {command.name}"
+    arguments = f" {command.arguments}" if command.arguments else ""
+    sections = [f"{command.summary}.", f"Usage: {called} [OPTION...]{arguments}"]
+    sections += [
+        _wrapped(paragraph, "") for paragraph in command.details.split("\n\n") if paragraph
+    ]
+    if command.examples:
+        examples = [f"  # {what}\n  {line}" for line, what in command.examples]
+        sections.append("Examples:\n" + "\n".join(examples))
+    for group in (*command.groups, *shared):
+        options = "\n".join(_option(group, bound) for bound in group.options)
+        sections.append(f"Options [{group.title}]:\n{options}")
+    sections.append(
+        "An option's value is that of the command line, else of the INI file (section in "
+        "brackets), else\nof the environment variable, else its default."
+    )
+    return "\n\n".join(sections) + "\n"
+
+
+def _option(group: Group[Settings], bound: BoundOption) -> str:
+    short = f"-{bound.option.short}, " if bound.option.short else ""
+    value = "|".join(bound.choices) or _VALUE_NAMES.get(bound.kind, "")
+    names = f"  {short}--{bound.long}{f'={value}' if value else ''}"
+    text = " ".join([bound.option.description, *_notes(group, bound)])
+    described = _wrapped(text, " " * _NAMES_WIDTH)
+    if len(names) < _NAMES_WIDTH - 1:
+        return f"{names:{_NAMES_WIDTH}}{described.lstrip()}"
+    return f"{names}\n{described}"
+
+
+def _notes(group: Group[Settings], bound: BoundOption) -> Iterator[str]:
+    if bound.required:
+        yield "(required)"
+    elif bound.default not in ("", (), False, None):
+        default = bound.default
+        if bound.kind == "duration":
+            default = format_duration(round(default * SECOND_NS))
+        yield f"(default: {default})"
+    if bound.kind == "list":
+        yield "(repeatable)"
+    if group.env_prefix is not None:
+        yield f"[${bound.env}]"
+
+
+def _wrapped(text: str, indent: str) -> str:
+    width = min(shutil.get_terminal_size((100, 0)).columns, 100)
+    if text.startswith("  "):  # a preformatted block
+        return text
+    return textwrap.fill(
+        " ".join(text.split()),
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+S = TypeVar("S", bound=Settings)
+
+
+class TimeoutSettings(Settings):
+    """Base of the options of commands that wait."""
+
+    timeout_s: Annotated[
+        Seconds,
+        Option(
+            "Timeout",
+            "Longest time of the command: then it gives up, with exit status 124; 0s for no limit",
+            env="GAZCTL_TIMEOUT",
+        ),
+        Field(ge=0),
+    ] = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of a program.
+
+    Attributes:
+        name: its words, such as ``journals list``.
+        summary: one line of help.
+        run: import path ``package.module:function`` of a plain function or coroutine function
+            of one :class:`Invocation`.
+        groups: options of this command alone.
+        details: further help; paragraphs separated by empty lines.
+        examples: pairs of a command line and its description.
+        arguments: positional arguments, as help shows them; empty for none.
+        arguments_min: least number of positional arguments.
+        arguments_max: greatest number of positional arguments; ``None`` for no limit.
+        completes: what a shell completes arguments with.
+        in_doubt: what may have happened in part if the command ends by its timeout; empty for
+            nothing.
+        keeps_time: True if its timeout does not cancel it: it ends by itself in time, or it waits
+            for a person.
+        is_service: True if it runs unattended. Its failure is then written to its log.
+    """
+
+    name: str
+    summary: str
+    run: str
+    groups: tuple[Group[Any], ...] = ()
+    details: str = ""
+    examples: tuple[tuple[str, str], ...] = ()
+    arguments: str = ""
+    arguments_min: int = 0
+    arguments_max: int | None = 0
+    completes: Literal["files", "journals", ""] = ""
+    in_doubt: str = ""
+    keeps_time: bool = False
+    is_service: bool = False
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """Call of a command.
+
+    Attributes:
+        program: name of the program.
+        version: version of the program.
+        sources: sources of the options' values.
+        arguments: positional arguments.
+        groups: options that the command accepts.
+        known: options that ``print-config`` prints; for other commands equal to ``groups``.
+    """
+
+    program: str
+    version: str
+    sources: Sources
+    arguments: Sequence[str] = ()
+    groups: Sequence[Group[Any]] = ()
+    known: Sequence[Group[Any]] = ()
+    _loaded: dict[str, Settings] = field(default_factory=dict)
+
+    def settings(self, group: Group[S]) -> S:
+        """Return the values of a group of options.
+
+        Raises:
+            ConfigurationError: a value is invalid, or a required value is missing.
+        """
+        key = f"{group.title} {group.prefix}"
+        values = self._loaded.get(key)
+        if values is None:
+            values = self._loaded[key] = load(group, self.sources)
+        assert isinstance(values, group.model)
+        return values
+
+    @property
+    def timeout_s(self) -> float:
+        """Longest time of the command, in seconds; 0 for no limit."""
+        return max(
+            (
+                values.timeout_s
+                for values in map(self.settings, self.groups)
+                if isinstance(values, TimeoutSettings)
+            ),
+            default=0.0,
+        )
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """Environment variables of the call."""
+        return self.sources.environ
+
 
 FAILED = 1
 """Exit status of a command that failed, and of a wrong command line."""

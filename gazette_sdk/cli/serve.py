@@ -1,38 +1,141 @@
-"""``gazette serve``: a production broker (cli section 3.1)."""
+"""Life of a serving command: start, serve until the first signal, drain (cli section 3.1).
+
+``gazette serve``: a production broker (cli section 3.1).
+
+``gazette spools``: care of the spool directory of a broker on this machine.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
+import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gazette_sdk.broker.api.served import ServedBroker
 from gazette_sdk.broker.config import BrokerConfig
-from gazette_sdk.broker.spool.directory import Durability
-from gazette_sdk.cli.command import Invocation
-from gazette_sdk.cli.serving import Identity, serve_until_drained
-from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.broker.spool.directory import Durability, accept_etcd
+from gazette_sdk.cli.program import Invocation
+from gazette_sdk.cluster.etcd_server import safety_warning
+from gazette_sdk.errors import ConfigurationError, LeaseLostError
 from gazette_sdk.local_cluster.broker import DEV_VARIABLE
 from gazette_sdk.protocol.authorization import Authority, authority_for
 from gazette_sdk.server.authorization import AUDIT
 from gazette_sdk.server.options import Group, public_values
 from gazette_sdk.server.process import ReloadedFiles, StopSignal, configured_server
-from gazette_sdk.server.settings import (
-    BROKER,
-    DEBUG,
-    ETCD,
-    BrokerSettings,
-    EtcdSettings,
-    pet_name,
-)
+from gazette_sdk.server.settings import BROKER, DEBUG, ETCD, BrokerSettings, EtcdSettings, pet_name
 from gazette_sdk.server.tls import reload_certificates, with_secrets
 from gazette_sdk.transport.wire import Tls
 
-__all__ = ["configuration_of", "run"]
+DRAIN_NOTICE_S = 10.0
+"""A longer drain is logged: usually no other member can take the items over."""
 
 _log = logging.getLogger(__name__)
+
+
+class ServedMember(Protocol):
+    """Member of a cluster behind its public port."""
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint that it advertises."""
+
+    @property
+    def ended(self) -> asyncio.Future[None]:
+        """Done when it has drained, or with a fatal error."""
+
+    @property
+    def etcd_version(self) -> tuple[int, ...]:
+        """Version of the connected Etcd server, once it has started."""
+
+    async def start(self) -> None:
+        """Start, and serve."""
+
+    async def drain(self) -> None:
+        """Announce that it leaves. It continues to serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Description of a member for the log.
+
+    Attributes:
+        zone: its zone.
+        suffix: its id.
+        etcd_endpoint: of its Etcd.
+        kind: what it is called: ``broker`` or ``consumer``.
+        items: what it serves: ``journals`` or ``shards``.
+        is_of_dev: True if its Etcd is that of ``gazette dev``.
+    """
+
+    zone: str
+    suffix: str
+    etcd_endpoint: str
+    kind: str
+    items: str
+    is_of_dev: bool = False
+
+
+async def serve_until_drained(member: ServedMember, stop: StopSignal, identity: Identity) -> None:
+    """Start a member, serve until the first signal, and drain. The caller stops it.
+
+    Args:
+        member: the member.
+        stop: the signals.
+        identity: what the log says about it.
+
+    Raises:
+        LeaseLostError: it is no member any more.
+        GazetteError: it cannot start, or has failed.
+    """
+    extra = {"zone": identity.zone, "id": identity.suffix}
+    kind, items = identity.kind, identity.items
+    starting: asyncio.Future[Any] = asyncio.ensure_future(member.start())
+    signalled: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
+    quitted: asyncio.Future[Any] = asyncio.ensure_future(stop.wait_to_quit())
+    try:
+        await asyncio.wait([starting, signalled], return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            return  # nothing is served yet
+        await starting
+        if warning := safety_warning(member.etcd_version):
+            # The newest wheel of etcd, which `gazette dev` runs, is of such a version.
+            level = logging.DEBUG if identity.is_of_dev else logging.WARNING
+            _log.log(level, warning, extra={"address": identity.etcd_endpoint})
+        _log.info("serving", extra={"endpoint": member.endpoint, **extra})
+        ended = member.ended
+        await asyncio.wait([ended, signalled], return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done() and not stop.quits:
+            await member.drain()
+            await asyncio.wait(
+                [ended, quitted], timeout=DRAIN_NOTICE_S, return_when=asyncio.FIRST_COMPLETED
+            )
+        if not ended.done() and not stop.quits:
+            _log.warning(
+                "still serving: other %ss with room must take over its %s before it can leave",
+                kind,
+                items,
+                extra=extra,
+            )
+        await asyncio.wait([ended, quitted], return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done():
+            return
+        try:
+            await ended
+        except LeaseLostError as error:
+            raise LeaseLostError(
+                f"{error}; this {kind} is no member of its cluster any more, and other {kind}s "
+                f"take its {items} over: start it again"
+            ) from error
+    finally:
+        starting.cancel()
+        signalled.cancel()
+        quitted.cancel()
+        await asyncio.wait([starting, signalled, quitted])
+
 
 PERSIST_TIMEOUT_S = 6 * 3600.0
 """Limit of uploading spools after a drain; supervisors allow six hours (operations section 8)."""
@@ -196,3 +299,16 @@ def _spool_dir(settings: BrokerSettings) -> Path | None:
 
 def _path(text: str) -> Path | None:
     return Path(text) if text else None
+
+
+def accept(invocation: Invocation) -> None:
+    """Accept the present Etcd for the withheld spools of a directory."""
+    (name,) = invocation.arguments
+    count = accept_etcd(Path(name))
+    if count == 0:
+        sys.stdout.write(f"nothing is withheld in {name}\n")
+    else:
+        sys.stdout.write(
+            f"accepted; the broker over {name} compares the spools of {count} journals with what "
+            "others have, and uses them: see its log\n"
+        )

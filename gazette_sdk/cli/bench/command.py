@@ -6,17 +6,20 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gazette_sdk.cli.bench.catch_up import catch_up
-from gazette_sdk.cli.bench.content import Messages
 from gazette_sdk.cli.bench.publish import publish
 from gazette_sdk.cli.bench.report import Report, Verification
-from gazette_sdk.cli.bench.settings import BENCH, BENCH_CLUSTER, BenchSettings
-from gazette_sdk.cli.bench.site import Site, open_site
-from gazette_sdk.cli.bench.tail import tail
+from gazette_sdk.cli.bench.site import (
+    BENCH,
+    BENCH_CLUSTER,
+    BenchSettings,
+    Messages,
+    Site,
+    open_site,
+)
+from gazette_sdk.cli.bench.tail import catch_up, tail
 from gazette_sdk.cli.bench.verify import Findings, Ledger
-from gazette_sdk.cli.command import Invocation
-from gazette_sdk.cli.failure import CommandFailedError
-from gazette_sdk.cli.progress import Progress, open_progress
+from gazette_sdk.cli.formats import Progress, open_progress
+from gazette_sdk.cli.program import CommandFailedError, Invocation
 from gazette_sdk.server.settings import LOGGING, LoggingSettings
 
 __all__ = ["run"]

@@ -8,12 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TypeAlias
 
-from gazette_sdk.cli.bench.content import Messages
 from gazette_sdk.cli.bench.report import Throughput
-from gazette_sdk.cli.bench.settings import BenchSettings
-from gazette_sdk.cli.bench.site import Site
+from gazette_sdk.cli.bench.site import BenchSettings, Messages, Site
 from gazette_sdk.cli.bench.verify import Ledger, journal_of
-from gazette_sdk.cli.progress import Progress
+from gazette_sdk.cli.formats import Progress
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.message import Publisher
 from gazette_sdk.message.receipt import BatchReceipt, Receipt

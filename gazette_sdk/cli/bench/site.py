@@ -1,22 +1,33 @@
-"""Site of a run: a cluster, and journals that exist for the run."""
+"""Options of ``gazette bench``.
+
+Messages whose content follows from their number.
+
+Child processes of a run: one that tails, and an embedded cluster.
+
+Site of a run: a cluster, and journals that exist for the run.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
+import multiprocessing
 import secrets
 import signal
+import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any
+from multiprocessing.connection import Connection
+from pydoc_data.topics import topics
+from typing import Annotated, Any, Literal
 
-from gazette_sdk.cli.bench.child import running_cluster
-from gazette_sdk.cli.bench.settings import BenchSettings
+from pydantic import AfterValidator, Field
+
 from gazette_sdk.cli.client import CONNECT_TIMEOUT_S, ConnectionSettings, check_address
-from gazette_sdk.cli.concurrency import for_each
-from gazette_sdk.cli.failure import CommandFailedError, explain
+from gazette_sdk.cli.program import CommandFailedError, explain, for_each
 from gazette_sdk.errors import (
     ConfigurationError,
     EtcdTransactionFailedError,
@@ -27,6 +38,8 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import labels
 from gazette_sdk.protocol.durations import SECOND_NS, from_ns
 from gazette_sdk.protocol.journal_spec import validate_journal_spec
+from gazette_sdk.server.logging import configure_logging
+from gazette_sdk.server.options import Group, Option, Seconds, Settings
 from gazette_sdk.server.settings import LoggingSettings
 from gazette_sdk.transport.append.append import TRANSIENT, append_once
 from gazette_sdk.transport.base import Transport
@@ -34,7 +47,221 @@ from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.listing import apply_journals, list_journals, store_health
 from gazette_sdk.transport.loop import run
 
-__all__ = ["Site", "open_site"]
+PHASES = ("publish", "tail", "read")
+"""Phases of a run, in order."""
+
+SIZE_BYTES_MIN = 64
+SIZE_BYTES_MAX = 1 << 20
+
+
+def _phases(text: str) -> str:
+    named = [name.strip() for name in text.split(",")]
+    for name in named:
+        if name not in PHASES:
+            raise ValueError(f"{name!r} is not a phase; name some of {', '.join(PHASES)}")
+    if named == ["read"]:
+        raise ValueError("`read` needs `publish` or `tail`, which write the messages")
+    return ",".join(name for name in PHASES if name in named)
+
+
+def _prefix(text: str) -> str:
+    if text and not text.endswith("/"):
+        raise ValueError(f"{text!r} must end in /")
+    return text
+
+
+class BenchSettings(Settings):
+    """Options of ``gazette bench``."""
+
+    embedded: Annotated[
+        bool,
+        Option("Embedded", "Measure a temporary cluster on this machine"),
+    ] = False
+    phases: Annotated[
+        str,
+        Option("Phases", "Phases to run: some of publish, tail and read, joined by commas"),
+        AfterValidator(_phases),
+    ] = "publish,tail,read"
+    messages: Annotated[int, Option("Messages", "Number of messages of `publish`"), Field(ge=1)] = (
+        100_000
+    )
+    size: Annotated[
+        int,
+        Option("Size", "Length of a message as JSON, without its UUID, in bytes"),
+        Field(ge=SIZE_BYTES_MIN, le=SIZE_BYTES_MAX),
+    ] = 200
+    mode: Annotated[
+        Literal["publish", "publish_batch"],
+        Option(
+            "Mode", "Publisher method of the phase `publish`: for single messages, or for lists"
+        ),
+    ] = "publish"
+    batch: Annotated[
+        int,
+        Option("Batch", "Messages in a list of publish_batch"),
+        Field(ge=1, le=100_000),
+    ] = 1000
+    rate: Annotated[
+        float, Option("Rate", "Messages per second of `tail`"), Field(gt=0, le=10_000_000)
+    ] = 1000.0
+    duration_s: Annotated[
+        Seconds, Option("Duration", "Duration of `tail`"), Field(gt=0, le=86_400)
+    ] = 10.0
+    journals: Annotated[
+        int, Option("Journals", "Number of journals to create"), Field(ge=1, le=10_000)
+    ] = 4
+    replication: Annotated[
+        int, Option("Replication", "Replicas of each journal"), Field(ge=1, le=9)
+    ] = 1
+    store: Annotated[
+        str, Option("Store", "URL of the journals' fragment store"), Field(min_length=1)
+    ] = "file:///"
+    prefix: Annotated[
+        str,
+        Option("Prefix", "Prefix of the journals' names; by default bench/ and a random name"),
+        AfterValidator(_prefix),
+    ] = ""
+    keep: Annotated[bool, Option("Keep", "Do not delete the journals")] = False
+    json_output: Annotated[
+        bool, Option("JSON", "Print one JSON object instead of tables", long="json", in_ini=False)
+    ] = False
+
+
+BENCH = Group("bench", BenchSettings)
+BENCH_CLUSTER = Group("bench.Cluster", ConnectionSettings, env_prefix="BROKER_")
+
+
+_STEP = 7919
+"""Distance between the texts of consecutive numbers; a prime."""
+
+_SLACK_CHARS = 1 << 17
+"""Least number of different texts."""
+
+_JSON_CHARS = len('{"n":,"text":""}')
+
+
+class Messages:
+    """Messages of one size, by their numbers.
+
+    A message is a dict of its number ``n`` and a ``text``: a piece of English prose, which
+    compresses like text.
+
+    Args:
+        size: length of the message as compact JSON, in bytes.
+    """
+
+    def __init__(self, size: int) -> None:
+        prose = "".join(
+            character if character.isascii() and character.isprintable() else " "
+            for character in "".join(topics.values()).translate({ord('"'): "'", ord("\\"): "/"})
+        )
+        repeats = -(-(size + _SLACK_CHARS) // len(prose))
+        self._prose = prose * max(repeats, 1)
+        self._chars = size - _JSON_CHARS
+        self._places = len(self._prose) - size
+
+    def text(self, number: int) -> str:
+        """Return the text of a message."""
+        place = number * _STEP % self._places
+        return self._prose[place : place + self._chars - len(str(number))]
+
+    def message(self, number: int) -> dict[str, Any]:
+        """Return a message."""
+        return {"n": number, "text": self.text(number)}
+
+
+CLUSTER_STOP_TIMEOUT_S = 60.0
+"""Limit of an orderly stop of the cluster. Its directory is deleted in any case."""
+
+
+@contextmanager
+def child_process(
+    work: Callable[[Connection], None], logging: LoggingSettings, stop_timeout_s: float
+) -> Iterator[Connection]:
+    """Run a child process until the context ends.
+
+    It ignores Ctrl-C. It ends when its pipe is closed, and is killed after the timeout.
+
+    Args:
+        work: function of the child process, with its end of a pipe; can be pickled.
+        logging: logging of the child process.
+        stop_timeout_s: limit of its end.
+
+    Yields:
+        The other end of the pipe.
+    """
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_run, args=(work, logging, there), daemon=True)
+    # The child inherits the mask. An interrupt during its start would print a traceback.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    there.close()  # so that the pipe ends with the child
+    try:
+        yield here
+    finally:
+        here.close()
+        process.join(stop_timeout_s)
+        process.kill()
+        process.join()
+
+
+def _run(work: Callable[[Connection], None], logging: LoggingSettings, pipe: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    configure_logging(logging.level, logging.format)
+    with suppress(BrokenPipeError):  # the parent has closed the pipe
+        work(pipe)
+
+
+@contextmanager
+def running_cluster(brokers: int, logging: LoggingSettings) -> Iterator[str]:
+    """Run a cluster in a child process, over a temporary directory.
+
+    Args:
+        brokers: number of brokers.
+        logging: logging of the cluster.
+
+    Yields:
+        The address of its first broker.
+
+    Raises:
+        CommandFailedError: it cannot start.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="gazette-bench-", ignore_cleanup_errors=True) as data,
+        child_process(
+            functools.partial(_serve_cluster, data, brokers), logging, CLUSTER_STOP_TIMEOUT_S
+        ) as pipe,
+    ):
+        try:
+            address, problem = pipe.recv()
+        except EOFError:
+            address, problem = "", "its process ended"
+        if problem:
+            raise CommandFailedError(f"the embedded cluster does not start: {problem}")
+        yield address
+
+
+def _serve_cluster(data: str, brokers: int, pipe: Connection) -> None:
+    from gazette_sdk.embedded import EmbeddedCluster  # noqa: PLC0415 - only in the child
+
+    cluster = EmbeddedCluster(data, brokers=brokers)
+    try:
+        cluster.start()
+    except (GazetteError, OSError) as error:
+        pipe.send(("", explain(error)))
+        return
+    try:
+        pipe.send((cluster.address, ""))
+        with suppress(EOFError):
+            pipe.recv()
+    finally:
+        cluster.stop()
+
 
 _log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from gazette_sdk.cli.bench.content import Messages
-from gazette_sdk.cli.failure import CommandFailedError
+from gazette_sdk.cli.bench.site import Messages
+from gazette_sdk.cli.program import CommandFailedError
 from gazette_sdk.message.envelope import Envelope
 
 __all__ = ["Chain", "Defects", "Findings", "Ledger", "Reading", "journal_of"]

@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Callable
 from typing import BinaryIO
 
 from gazette_sdk.cli.client import open_broker
-from gazette_sdk.cli.command import Invocation
-from gazette_sdk.cli.journals.input import BLOCK_BYTES, blocks, length_of, open_input
-from gazette_sdk.cli.journals.records import Record, Records
-from gazette_sdk.cli.journals.selection import Selection, selection_of
-from gazette_sdk.cli.journals.settings import APPEND, AppendSettings
-from gazette_sdk.cli.progress import Progress, open_progress
+from gazette_sdk.cli.formats import Progress, open_progress
+from gazette_sdk.cli.journals.commands import APPEND, AppendSettings
+from gazette_sdk.cli.journals.list import Selection, selection_of
+from gazette_sdk.cli.journals.read import Record, Records
+from gazette_sdk.cli.journals.specs import BLOCK_BYTES, blocks, length_of, open_input
+from gazette_sdk.cli.program import Invocation
 from gazette_sdk.errors import ConfigurationError, GazetteError, MappingError
 from gazette_sdk.message import mapping as mappings
 from gazette_sdk.message.mapping import Partitions

@@ -1,28 +1,68 @@
-"""``gazctl journals fragments``."""
+"""``gazctl journals fragments``.
+
+``gazctl journals prune``.
+
+``gazctl journals store-health``.
+
+``gazctl journals reset-head``.
+
+Removal of fragments from their stores, with the operator's own credentials.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import logging
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Literal, Protocol, Self
+
+import orjson
 
 from gazette_sdk.cli.client import open_broker
-from gazette_sdk.cli.command import Invocation
-from gazette_sdk.cli.concurrency import for_each
 from gazette_sdk.cli.formats import age, fragment_json, iec_bytes, proto_text, write_table
-from gazette_sdk.cli.journals.selection import select, selection_of
-from gazette_sdk.cli.journals.settings import FRAGMENTS, FragmentsSettings
+from gazette_sdk.cli.journals.commands import (
+    FRAGMENTS,
+    PRUNE,
+    RESET_HEAD,
+    STORE_HEALTH,
+    FragmentsSettings,
+)
+from gazette_sdk.cli.journals.list import (
+    file_root_of,
+    is_fully_suspended,
+    list_some,
+    missing_file_root,
+    select,
+    selection_of,
+)
+from gazette_sdk.cli.program import CommandFailedError, Invocation, for_each
+from gazette_sdk.errors import (
+    ConfigurationError,
+    FragmentNotFoundError,
+    GazetteError,
+    StoreAuthorizationError,
+    StoreError,
+    UnavailableError,
+    WrongAppendOffsetError,
+)
+from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.durations import from_seconds
-from gazette_sdk.protocol.fragments import digest_of, length_of
+from gazette_sdk.protocol.durations import from_seconds, to_seconds
+from gazette_sdk.protocol.fragments import content_path, digest_of, length_of
+from gazette_sdk.transport.append.append import append
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.listing import list_all_fragments
-
-__all__ = ["fragments_of", "run", "stored_of"]
+from gazette_sdk.transport.journal_reader import read_metadata
+from gazette_sdk.transport.listing import list_all_fragments, store_health
 
 _SUM_DIGITS = 12
 
 
-async def run(invocation: Invocation) -> None:
+async def run_fragments(invocation: Invocation) -> None:
     """List the fragments of journals."""
     settings = invocation.settings(FRAGMENTS)
     selection = selection_of(invocation, settings, is_required=False)
@@ -105,3 +145,301 @@ def _rows(responses: list[pb.FragmentsResponse], has_urls: bool) -> Iterator[lis
                 pb.CompressionCodec.Name(spec.compression_codec),
             ]
             yield [*row, fragment.signed_url] if has_urls else row
+
+
+async def run_prune(invocation: Invocation) -> None:
+    """Show fragments that are older than their journal's retention, and remove them if asked to.
+
+    Raises:
+        ConfigurationError: it is told both to remove fragments and not to.
+        GazetteError: a fragment could not be removed, or the broker could not be asked.
+    """
+    settings = invocation.settings(PRUNE)
+    removal = FragmentRemoval(settings, "Journal")
+    selection = selection_of(invocation, settings)
+    async with removal, open_broker(invocation) as transport:
+        listing = await list_some(transport, selection)
+        for journal in listing.journals:
+            if is_fully_suspended(journal.spec):
+                continue
+            response = await stored_of(transport, journal)
+            name = journal.spec.name
+            removal.count(name, [each.spec for each in response.fragments])
+            await removal.remove(name, aged_fragments(journal.spec, response, time.time()))
+
+
+def aged_fragments(
+    spec: pb.JournalSpec, response: pb.FragmentsResponse, now_s: float
+) -> list[pb.Fragment]:
+    """Return the stored fragments that are older than the journal's retention.
+
+    A retention of zero or less keeps all fragments.
+    """
+    retention_s = to_seconds(spec.fragment.retention)
+    if retention_s <= 0:
+        return []
+    return [
+        each.spec
+        for each in response.fragments
+        if each.spec.backing_store and now_s - each.spec.mod_time >= retention_s
+    ]
+
+
+async def run_store_health(invocation: Invocation) -> None:
+    """Print the result of a broker's check of a fragment store.
+
+    Raises:
+        CommandFailedError: the store is unhealthy.
+    """
+    (url,) = invocation.arguments
+    prefix = invocation.settings(STORE_HEALTH).check_delete_prefix
+    async with open_broker(invocation) as transport:
+        response = await store_health(transport, url, prefix)
+    if response.status != pb.OK:
+        raise CommandFailedError(
+            f"fragment store {url} is unhealthy: {response.store_health_error}"
+        )
+    sys.stdout.write(f"Fragment store {url} is healthy\n")
+
+
+_log = logging.getLogger(__name__)
+
+JOURNAL_TIMEOUT_S = 60.0
+"""A journal fails if its brokers are not ready for this long."""
+
+
+async def run_reset_head(invocation: Invocation) -> None:
+    """Reset the write heads of journals. A failure does not stop the others.
+
+    Raises:
+        CommandFailedError: some journals failed; each failure was logged.
+    """
+    selection = selection_of(invocation, invocation.settings(RESET_HEAD))
+    async with open_broker(invocation) as transport:
+        journals = await select(transport, selection)
+        reasons = await for_each(journals, functools.partial(_reset, transport))
+    failed = [reason for reason in reasons if reason]
+    if failed:
+        raise CommandFailedError(
+            f"{len(failed)} of {len(journals)} journals could not be reset: {failed[0]}"
+        )
+
+
+async def _reset(transport: Transport, listed: pb.ListResponse.Journal) -> str:
+    """Reset one journal; return the reason of a failure, or an empty text."""
+    journal = listed.spec.name
+    fields = {"journal": journal}
+    absent = ", ".join(f"{broker.zone}/{broker.suffix}" for broker in listed.waiting.brokers)
+    try:
+        async with asyncio.timeout(JOURNAL_TIMEOUT_S):
+            head = (await read_metadata(transport, journal, -1)).offset
+            if absent and head == 0:
+                raise UnavailableError(
+                    f"it waits for {absent}, and nothing of it is stored; start one of them over "
+                    "its spool directory, or delete the journal and create it again",
+                    journal=journal,
+                )
+            request = pb.AppendRequest(
+                journal=journal, offset=head, suspend=pb.AppendRequest.SUSPEND_KEEP
+            )
+            await append(transport, request, [])
+    except WrongAppendOffsetError:
+        _log.info("did not reset write head: others write to the journal", extra=fields)
+    except TimeoutError:
+        reason = f"{journal}: its brokers were not ready within {JOURNAL_TIMEOUT_S:g} s"
+        _log.error("failed to reset write head", extra={**fields, "err": reason})
+        return reason
+    except GazetteError as error:
+        _log.error("failed to reset write head", extra={**fields, "err": str(error)})
+        return str(error)
+    else:
+        _log.info("reset write head", extra={**fields, "offset": head})
+        if absent:
+            _log.warning(
+                "gave up what brokers that are away did not store behind the new write head",
+                extra={**fields, "offset": head, "brokers": absent},
+            )
+    return ""
+
+
+REMOVALS_MAX = 32
+"""Concurrent removals of one journal's fragments."""
+
+
+class _Removes(Protocol):
+    """Options of a command that removes fragments."""
+
+    @property
+    def yes(self) -> bool: ...
+
+    @property
+    def dry_run(self) -> bool: ...
+
+    @property
+    def format(self) -> Literal["table", "json"]: ...
+
+    @property
+    def file_root(self) -> str: ...
+
+
+@dataclass(slots=True)
+class Pruned:
+    """Numbers and sizes of a journal's fragments: all, removed (or to remove), and failed."""
+
+    fragments: int = 0
+    bytes: int = 0
+    pruned_fragments: int = 0
+    pruned_bytes: int = 0
+    failed: int = 0
+
+    def add(self, other: Pruned) -> None:
+        """Add the numbers of another journal."""
+        for name, number in asdict(other).items():
+            setattr(self, name, getattr(self, name) + number)
+
+
+class FragmentRemoval:
+    """Removal of fragments by a command, or a look at what it would remove.
+
+    It is used by ``async with``, and shows at the end what was, or would be, removed: after an
+    error, too.
+
+    Args:
+        settings: options of the command.
+        column: what a row is about, as ``Journal``.
+        goes_on: True if a fragment that cannot be removed is counted and logged; otherwise the
+            first one ends the removal.
+
+    Raises:
+        ConfigurationError: it is told both to remove fragments and not to.
+    """
+
+    _stores: StoreRegistry
+
+    def __init__(self, settings: _Removes, column: str, *, goes_on: bool = False) -> None:
+        if settings.yes and settings.dry_run:
+            raise ConfigurationError(
+                "--yes removes fragments, and --dry-run does not: give one of them"
+            )
+        self._settings = settings
+        self._column = column
+        self._goes_on = goes_on
+        self._root = file_root_of(settings.file_root)
+        self._found: dict[str, Pruned] = {}
+
+    @property
+    def total(self) -> Pruned:
+        """Numbers of all journals."""
+        total = Pruned()
+        for each in self._found.values():
+            total.add(each)
+        return total
+
+    def count(self, journal: str, fragments: Sequence[pb.Fragment]) -> None:
+        """Count the fragments of a journal, of which some may be removed next."""
+        self._found[journal] = Pruned(len(fragments), sum(map(length_of, fragments)))
+
+    async def remove(self, journal: str, fragments: Sequence[pb.Fragment]) -> Pruned:
+        """Remove stored fragments of a journal. One that is not there any more counts as removed.
+
+        Args:
+            journal: the journal, whose fragments were counted.
+            fragments: fragments, each of which names its store.
+
+        Returns:
+            The numbers of the journal.
+
+        Raises:
+            ConfigurationError: a store is in files whose directory is not known.
+            ExceptionGroup: of the first error, unless it goes on.
+        """
+        pruned = self._found[journal]
+        if self._settings.yes and self._root is None:
+            _check_not_in_files(fragments)
+
+        async def remove(fragment: pb.Fragment) -> None:
+            try:
+                await self._remove(fragment)
+            except (StoreError, OSError) as error:
+                if not self._goes_on:
+                    raise
+                pruned.failed += not isinstance(error, StoreAuthorizationError | PermissionError)
+                _log.warning(
+                    "failed to remove a fragment",
+                    extra={**_fields(fragment), "err": str(error)},
+                )
+                return
+            pruned.pruned_fragments += 1
+            pruned.pruned_bytes += length_of(fragment)
+
+        await for_each(fragments, remove, REMOVALS_MAX)
+        return pruned
+
+    async def _remove(self, fragment: pb.Fragment) -> None:
+        path, fields = content_path(fragment), _fields(fragment)
+        _log.info("pruning fragment", extra={**fields, "size": length_of(fragment)})
+        if not self._settings.yes:
+            return
+        try:
+            store = await self._stores.aget(fragment.backing_store)
+            await asyncio.to_thread(store.remove, path)
+        except FragmentNotFoundError:
+            _log.info("the fragment has already been removed", extra=fields)
+
+    async def __aenter__(self) -> Self:
+        self._stores = StoreRegistry(self._root)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._stores.aclose()
+        self._show()
+        settings = self._settings
+        if error is None and not (settings.yes or settings.dry_run) and self.total.pruned_fragments:
+            _log.warning("nothing was removed; add --yes to remove these fragments")
+
+    def _show(self) -> None:
+        """Write what was, or would be, removed to standard output."""
+        dry_run = not self._settings.yes
+        if self._settings.format == "json":
+            for journal, pruned in self._found.items():
+                numbers = asdict(pruned)
+                if not self._goes_on:
+                    del numbers["failed"]
+                line = {self._column.lower(): journal, **numbers, "dry_run": dry_run}
+                sys.stdout.write(orjson.dumps(line).decode() + "\n")
+        elif self._found:
+            verb = "To Remove" if dry_run else "Removed"
+            rows = (
+                [
+                    journal,
+                    str(pruned.fragments),
+                    iec_bytes(pruned.bytes),
+                    str(pruned.pruned_fragments),
+                    iec_bytes(pruned.pruned_bytes),
+                ]
+                for journal, pruned in (*self._found.items(), ("TOTAL", self.total))
+            )
+            write_table([self._column, "Fragments", "Size", verb, f"{verb} Size"], rows)
+        sys.stdout.flush()
+
+
+def _fields(fragment: pb.Fragment) -> dict[str, object]:
+    """Return what a log says of a fragment."""
+    path = content_path(fragment)
+    return {"journal": fragment.journal, "path": path, "mod": fragment.mod_time}
+
+
+def _check_not_in_files(fragments: Iterable[pb.Fragment]) -> None:
+    """Refuse fragments of ``file://`` stores.
+
+    Raises:
+        ConfigurationError: one is.
+    """
+    for fragment in fragments:
+        if fragment.backing_store.startswith("file:"):
+            raise missing_file_root(fragment.journal)

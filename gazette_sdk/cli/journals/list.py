@@ -1,27 +1,423 @@
-"""``gazctl journals list``."""
+"""Selection of the journals that a command works on, and of their fragment files.
+
+Un-stored content of journals, and how many brokers have it.
+
+Outcomes of changes, as tables for people and JSON for programs.
+
+Write heads and sizes of journals.
+
+Files of offsets, at which a read begins and ended (cli section 5, read).
+
+``gazctl journals list``.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, Protocol, TextIO, TypeAlias
+
+import orjson
 
 from gazette_sdk.cli.client import open_broker
-from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cli.formats import NONE, iec_bytes, listing_text, write_table
-from gazette_sdk.cli.journals.extents import Extent, extents_of
-from gazette_sdk.cli.journals.selection import selection_of
-from gazette_sdk.cli.journals.settings import LIST, ListSettings
-from gazette_sdk.cli.journals.unstored import Unstored, unstored_of
-from gazette_sdk.errors import ConfigurationError, GazetteError
-from gazette_sdk.journals.changes import warn_without_spare
+from gazette_sdk.cli.journals.commands import LIST, ListSettings
+from gazette_sdk.cli.program import CommandFailedError, Invocation, for_each
+from gazette_sdk.errors import STATUS_NAMES, ConfigurationError, GazetteError, UnavailableError
+from gazette_sdk.fragment.content import CoverSet
+from gazette_sdk.journals.changes import AppliedChange, warn_without_spare
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import journalspace
 from gazette_sdk.protocol.journal_spec import is_suspended
-from gazette_sdk.protocol.labels import values_of
+from gazette_sdk.protocol.labels import parse_selector, values_of
+from gazette_sdk.protocol.names import validate_journal
 from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.journal_reader import read_metadata
 from gazette_sdk.transport.listing import WatchedList, list_journals
+from gazette_sdk.transport.wire import Target
 
-__all__ = ["run", "yaml_of"]
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Journals that a command line selects: by names, or by labels.
+
+    Attributes:
+        text: the selector's text; empty for all journals.
+        names: names of journals, each of which must exist.
+    """
+
+    text: str
+    names: tuple[str, ...] = ()
+
+    @property
+    def selector(self) -> pb.LabelSelector:
+        """Label selector of the journals."""
+        return parse_selector(self.text)
+
+    def check(self, listing: pb.ListResponse) -> None:
+        """Check that a listing has all journals that were named.
+
+        Raises:
+            CommandFailedError: it lacks one.
+        """
+        listed = {journal.spec.name for journal in listing.journals}
+        missing = [name for name in self.names if name not in listed]
+        if missing:
+            raise CommandFailedError(
+                f"no such journal: {', '.join(missing)}; {_topic_remedy(missing[0])}"
+                "`gazctl journals list` shows all"
+            )
+
+
+def _topic_remedy(name: str) -> str:
+    """Return how to select the journals of a topic that was given instead of a journal."""
+    if "/" in name:
+        return ""
+    return f"`-l {name if '=' in name else f'topic={name}'}` selects the journals of a topic; "
+
+
+class _Selects(Protocol):
+    """Options of a command that selects journals."""
+
+    @property
+    def selector(self) -> str: ...
+
+    @property
+    def name(self) -> Sequence[str]: ...
+
+
+def selection_of(
+    invocation: Invocation, settings: _Selects, *, is_required: bool = True
+) -> Selection:
+    """Return the journals that a command line selects.
+
+    They are named by arguments and by ``--name``, or selected by ``--selector``. Names on the
+    command line precede a selector of the INI file.
+
+    Args:
+        invocation: the call of the command.
+        settings: its options.
+        is_required: False if no names and no selector select all journals.
+
+    Raises:
+        ConfigurationError: there are both names and a selector, or neither.
+        ValidationError: the selector or a name is malformed.
+    """
+    names = tuple(dict.fromkeys((*invocation.arguments, *settings.name)))
+    if names and "selector" in invocation.sources.arguments:
+        raise ConfigurationError(
+            "journals are selected twice: give either names of journals or --selector, not both"
+        )
+    for name in names:
+        validate_journal(name)
+    if names:
+        return Selection(f"name in ({','.join(names)})", names)
+    if is_required and not settings.selector:
+        raise ConfigurationError(
+            "the required option --selector was not given; name journals, or select them with it"
+        )
+    parse_selector(settings.selector)  # reports a malformed one before any call
+    return Selection(settings.selector)
+
+
+def is_fully_suspended(spec: pb.JournalSpec) -> bool:
+    """Return True if a journal has no replica: calls would resume it, or fail."""
+    return bool(spec.suspend.level == pb.JournalSpec.Suspend.FULL)
+
+
+async def list_some(transport: Transport, selection: Selection | str) -> pb.ListResponse:
+    """Return the selected journals, at least one.
+
+    Raises:
+        CommandFailedError: no journal matches, or one that was named does not exist.
+        GazetteError: the listing failed.
+    """
+    if isinstance(selection, str):
+        selection = Selection(selection)
+    listing = await list_journals(transport, selection.selector)
+    selection.check(listing)
+    if not listing.journals:
+        raise CommandFailedError(
+            f"no journals match the selector {selection.text!r}; `gazctl journals list` shows all"
+        )
+    return listing
+
+
+async def select(transport: Transport, selection: Selection) -> list[pb.ListResponse.Journal]:
+    """Return the selected journals which have replicas, in listing order.
+
+    Raises:
+        CommandFailedError: a journal that was named does not exist.
+        GazetteError: the listing failed.
+    """
+    listing = await list_journals(transport, selection.selector)
+    selection.check(listing)
+    return [each for each in listing.journals if not is_fully_suspended(each.spec)]
+
+
+def file_root_of(path: str, option: str = "--file-root") -> Path | None:
+    """Return the directory of an option, or None if it is not given.
+
+    Args:
+        path: the option's value.
+        option: its name.
+
+    Raises:
+        ConfigurationError: it is no directory.
+    """
+    if path and not Path(path).is_dir():
+        raise ConfigurationError(f"{option}: {path} is no directory")
+    return Path(path) if path else None
+
+
+def missing_file_root(journal: str, alternative: str = "") -> ConfigurationError:
+    """Return the error of a command that needs ``--file-root`` for a journal's fragments."""
+    return ConfigurationError(
+        f"{journal}: its fragments are files of the brokers; name the directory of their file:// "
+        f"stores with --file-root{alternative}"
+    )
+
+
+_log = logging.getLogger(__name__)
+
+MEMBER_TIMEOUT_S = 5.0
+"""A broker that does not answer for this long counts as one that has nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unstored:
+    """Content of a journal that is in no store.
+
+    Attributes:
+        length_bytes: of the content; None if it is unknown.
+        holders: of each byte at least so many brokers have it; None without such content.
+    """
+
+    length_bytes: int | None = None
+    holders: int | None = None
+
+
+async def unstored_of(transport: Transport, listing: pb.ListResponse) -> dict[str, Unstored]:
+    """Return the un-stored content of listed journals, by name. All their brokers are asked."""
+    found = await for_each(listing.journals, partial(_unstored, transport))
+    names = [journal.spec.name for journal in listing.journals]
+    return dict(zip(names, found, strict=True))
+
+
+def unstored_spans(local: Sequence[CoverSet], stored: CoverSet) -> Unstored:
+    """Return what is in no store, and how many brokers have each byte of it.
+
+    Args:
+        local: un-stored fragments of each broker.
+        stored: fragments that some broker found in a store.
+    """
+    bounds = sorted(
+        {bound for cover in (*local, stored) for each in cover for bound in (each.begin, each.end)}
+    )
+    length_bytes, holders = 0, None
+    for begin, end in pairwise(bounds):
+        count = sum(cover.covers(begin, end) for cover in local)
+        if count and not stored.covers(begin, end):
+            length_bytes += end - begin
+            holders = count if holders is None else min(holders, count)
+    return Unstored(length_bytes, holders)
+
+
+async def _unstored(transport: Transport, journal: pb.ListResponse.Journal) -> Unstored:
+    route = journal.route
+    if is_fully_suspended(journal.spec):
+        return Unstored(0)
+    # The primary first: what is appended after its answer is left out.
+    members = sorted(range(len(route.members)), key=lambda index: index != route.primary)
+    local: list[CoverSet] = []
+    end: int | None = None
+    for index in members:
+        found = await _fragments(transport, journal, index, unstored_only=True)
+        if found is not None:
+            end = max((each.end for each in found), default=0) if end is None else end
+            local.append(CoverSet(_before(end, each) for each in found if not each.mod_time))
+    if not local:
+        return Unstored()
+    stored = CoverSet()
+    first = unstored_spans(local, stored)
+    if first.length_bytes and (first.holders or 0) < len(route.members):
+        # Brokers list the stores at different times: one may have seen what another has not.
+        begin = min(each.begin for cover in local for each in cover)
+        for index in members:
+            found = await _fragments(transport, journal, index, token=begin)
+            for each in found or ():
+                if each.mod_time:
+                    stored.add(each)
+    return unstored_spans(local, stored)
+
+
+def _before(end: int, fragment: pb.Fragment) -> pb.Fragment:
+    fragment.end = min(fragment.end, max(end, fragment.begin))
+    return fragment
+
+
+async def _fragments(
+    transport: Transport,
+    journal: pb.ListResponse.Journal,
+    index: int,
+    *,
+    token: int = 0,
+    unstored_only: bool = False,
+) -> list[pb.Fragment] | None:
+    """Return the fragments of one broker; None if it does not answer."""
+    name, member = journal.spec.name, journal.route.members[index]
+    request = pb.FragmentsRequest(
+        journal=name, do_not_proxy=True, next_page_token=token, unstored_only=unstored_only
+    )
+    target = Target(route=journal.route, member=member)
+    found: list[pb.Fragment] = []
+    try:
+        async with asyncio.timeout(MEMBER_TIMEOUT_S):
+            while True:
+                response = await transport.list_fragments(request, target)
+                if response.status != pb.OK:
+                    raise UnavailableError(STATUS_NAMES[response.status], journal=name)
+                found += [entry.spec for entry in response.fragments]
+                request.next_page_token = response.next_page_token
+                if not response.next_page_token:
+                    return found
+    except (GazetteError, TimeoutError) as error:
+        reason = str(error) or f"no answer within {MEMBER_TIMEOUT_S:g} s"
+        extra = {"journal": name, "broker": f"{member.zone}/{member.suffix}", "err": reason}
+        _log.warning("a broker does not tell what it has", extra=extra)
+        return None
+
+
+OutcomeFormat: TypeAlias = Literal["table", "json"]
+
+
+def show_outcomes(
+    changes: Iterable[AppliedChange], form: OutcomeFormat, file: TextIO | None = None
+) -> None:
+    """Write outcomes of changes.
+
+    Args:
+        changes: the changes.
+        form: a table, or one JSON object per line and journal.
+        file: output file; by default standard output.
+    """
+    file = file or sys.stdout
+    if form == "table":
+        rows = (
+            [each.name, each.outcome, str(each.spec.replication or NONE), _stores(each)]
+            for each in changes
+        )
+        write_table(["Journal", "Outcome", "RF", "Stores"], rows, file)
+    else:
+        for each in changes:
+            shown: dict[str, Any] = {"journal": each.name, "outcome": each.outcome}
+            if each.spec.replication:  # the name alone is known of an unknown journal
+                shown |= {
+                    "replication": each.spec.replication,
+                    "stores": list(each.spec.fragment.stores),
+                }
+            file.write(orjson.dumps(shown).decode() + "\n")
+    file.flush()
+
+
+def _stores(change: AppliedChange) -> str:
+    return ", ".join(change.spec.fragment.stores) or NONE
+
+
+JOURNAL_TIMEOUT_S = 8.0
+"""The write head of a journal is unknown if its brokers do not answer for this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Span of a journal's content.
+
+    Attributes:
+        head: its write head; None if it is unknown.
+        size_bytes: length from the first byte that can be read to the write head; None if it is
+            unknown.
+    """
+
+    head: int | None = None
+    size_bytes: int | None = None
+
+
+async def extents_of(transport: Transport, listing: pb.ListResponse) -> dict[str, Extent]:
+    """Return the extents of listed journals, by name.
+
+    One broker is asked for each journal, without reading content. A journal that does not answer
+    has no extent, and is logged.
+    """
+    extents = await for_each(listing.journals, partial(_extent, transport))
+    names = [journal.spec.name for journal in listing.journals]
+    return dict(zip(names, extents, strict=True))
+
+
+async def _extent(transport: Transport, journal: pb.ListResponse.Journal) -> Extent:
+    spec = journal.spec
+    if is_fully_suspended(spec):
+        return Extent(spec.suspend.offset)
+    try:
+        async with asyncio.timeout(JOURNAL_TIMEOUT_S):
+            first = await read_metadata(transport, spec.name, 0)
+    except (GazetteError, TimeoutError) as error:
+        reason = str(error) or f"no answer within {JOURNAL_TIMEOUT_S:g} s"
+        _log.warning("write head is unknown", extra={"journal": spec.name, "err": reason})
+        return Extent()
+    if first.status == pb.OK:
+        return Extent(first.write_head, first.write_head - first.offset)
+    return Extent(first.write_head, None if first.write_head > first.offset else 0)
+
+
+def load_offsets(path: Path, *, replaced: bool) -> dict[str, int]:
+    """Return the offsets in a file: a JSON object of journals' names and their offsets.
+
+    Args:
+        path: the file.
+        replaced: the same file is written at the end. It is renamed to ``<path>.previous``, so
+            that it is missing after a crash in between.
+
+    Raises:
+        ConfigurationError: the file does not exist, or is malformed.
+    """
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot read the offsets in {path}: {error.strerror}; to begin with no offsets, "
+            "write {} to it"
+        ) from error
+    try:
+        offsets = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise ConfigurationError(f"the offsets in {path} are not JSON: {error}") from error
+    if not isinstance(offsets, dict):
+        raise ConfigurationError(
+            f'{path} is no JSON object of journals and offsets, such as {{"a/journal": 1234}}'
+        )
+    for journal, offset in offsets.items():
+        if not isinstance(offset, int) or isinstance(offset, bool) or not -1 <= offset < 1 << 63:
+            raise ConfigurationError(f"{path}: the offset of {journal} is not valid: {offset!r}")
+    if replaced:
+        path.rename(f"{path}.previous")
+    return offsets
+
+
+def store_offsets(path: Path, offsets: Mapping[str, int]) -> None:
+    """Replace a file of offsets atomically."""
+    temporary = Path(f"{path}.temp")
+    with temporary.open("wb") as file:
+        file.write(orjson.dumps(dict(offsets), option=orjson.OPT_SORT_KEYS) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
 
 
 async def run(invocation: Invocation) -> None:

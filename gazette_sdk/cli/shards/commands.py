@@ -1,11 +1,136 @@
-"""Table of the commands of ``gazctl shards``: names, help, and functions."""
+"""Options of the commands of ``gazctl shards`` (cli section 8).
+
+Table of the commands of ``gazctl shards``: names, help, and functions.
+"""
 
 from __future__ import annotations
 
-from gazette_sdk.cli.command import Command
-from gazette_sdk.cli.shards import settings
+from typing import Annotated, Literal
 
-__all__ = ["COMMANDS"]
+from gazette_sdk.cli.program import Command
+from gazette_sdk.cli.settings import (
+    FileRoot,
+    LabelColumns,
+    MaxTxnSize,
+    OutcomeFormat,
+    RemoveNothing,
+    RemoveYes,
+    SpecsPath,
+)
+from gazette_sdk.server.options import Group, Option, Settings
+
+_SELECTOR = Option("Selector", "Label selector of the shards", short="l")
+
+
+class ListSettings(Settings):
+    """Options of ``list``."""
+
+    selector: Annotated[str, _SELECTOR] = ""
+    format: Annotated[
+        Literal["table", "yaml", "json", "proto"], Option("Format", "Output format", short="o")
+    ] = "table"
+    label_columns: LabelColumns = ()
+    primary: Annotated[
+        bool, Option("Primary", "Show the primary and its status in the table", short="p")
+    ] = False
+    replicas: Annotated[
+        bool, Option("Replicas", "Show the standbys and their statuses in the table", short="r")
+    ] = False
+    rf: Annotated[bool, Option("RF", "Show the number of processes that should hold the shard")] = (
+        False
+    )
+    lag: Annotated[
+        bool,
+        Option(
+            "Lag",
+            "Show the bytes of each source that are not read yet; asks primaries and brokers",
+        ),
+    ] = False
+    errors: Annotated[
+        bool, Option("Errors", "Show why shards have failed in the table", short="e")
+    ] = False
+
+
+class ApplySettings(Settings):
+    """Options of ``apply``."""
+
+    specs: SpecsPath = "-"
+    dry_run: Annotated[
+        bool, Option("DryRun", "Check the specs and their journals, and print the request")
+    ] = False
+    max_txn_size: MaxTxnSize = 0
+    format: OutcomeFormat = "table"
+
+
+class EditSettings(Settings):
+    """Options of ``edit``."""
+
+    selector: Annotated[
+        str, Option("Selector", "Label selector of the shards", short="l", in_ini=False)
+    ] = ""
+    max_txn_size: MaxTxnSize = 0
+
+
+class GenerateSettings(Settings):
+    """Options of ``generate``."""
+
+    sources: Annotated[
+        str,
+        Option(
+            "Sources",
+            "Label selector of the source journals; by default what the application declares",
+        ),
+    ] = ""
+    dry_run: Annotated[
+        bool, Option("DryRun", "Only show the specs of the shards that would be created")
+    ] = False
+    watch: Annotated[
+        bool, Option("Watch", "Go on with journals that are created later, until interrupted")
+    ] = False
+    format: OutcomeFormat = "table"
+
+
+class PruneSettings(Settings):
+    """Options of ``prune``."""
+
+    selector: Annotated[str, _SELECTOR] = ""
+    yes: RemoveYes = False
+    dry_run: RemoveNothing = False
+    format: OutcomeFormat = "table"
+    file_root: FileRoot = ""
+
+
+class RecoverSettings(Settings):
+    """Options of ``recover``."""
+
+    id: Annotated[str, Option("ID", "Id of the shard")] = ""
+    directory: Annotated[
+        str,
+        Option(
+            "Dir", "Directory for the files of its store, which is emptied", long="dir", short="d"
+        ),
+    ] = ""
+    file_root: FileRoot = ""
+
+
+class UnassignSettings(Settings):
+    """Options of ``unassign``."""
+
+    selector: Annotated[str, _SELECTOR] = ""
+    failed: Annotated[bool, Option("OnlyFailed", "Only shards that have failed", long="failed")] = (
+        False
+    )
+    dry_run: Annotated[bool, Option("DryRun", "Only show what would be unassigned")] = False
+
+
+LIST = Group("shards.list", ListSettings)
+APPLY = Group("shards.apply", ApplySettings)
+EDIT = Group("shards.edit", EditSettings)
+GENERATE = Group("shards.generate", GenerateSettings)
+PRUNE = Group("shards.prune", PruneSettings)
+RECOVER = Group("shards.recover", RecoverSettings)
+UNASSIGN = Group("shards.unassign", UnassignSettings)
+
 
 _ADDRESS = (
     "--consumer.address (CONSUMER_ADDRESS) is any process of the application; beside `gazette dev` "
@@ -19,7 +144,7 @@ COMMANDS = (
         "shards list",
         "List shards and their statuses",
         "gazette_sdk.cli.shards.list:run",
-        (settings.LIST,),
+        (LIST,),
         details=(
             f"{_ADDRESS}\n\n"
             "STATUS is the greatest of IDLE, BACKFILL, STANDBY, PRIMARY and FAILED among the "
@@ -38,8 +163,8 @@ COMMANDS = (
     Command(
         "shards apply",
         "Create, change or delete shards by a YAML document",
-        "gazette_sdk.cli.shards.apply:run",
-        (settings.APPLY,),
+        "gazette_sdk.cli.shards.specs:run_apply",
+        (APPLY,),
         in_doubt="changes may have been applied; `gazctl shards list` shows them",
         details=(
             "Checks through a broker that all source journals and recovery logs exist and have the "
@@ -66,8 +191,8 @@ COMMANDS = (
     Command(
         "shards edit",
         "Edit specs of shards in an editor, and apply them",
-        "gazette_sdk.cli.shards.edit:run",
-        (settings.EDIT,),
+        "gazette_sdk.cli.shards.specs:run_edit",
+        (EDIT,),
         keeps_time=True,
         details=(
             "Runs $GAZ_EDITOR, else $EDITOR, else vi. If the saved specs cannot be applied, the "
@@ -81,8 +206,8 @@ COMMANDS = (
     Command(
         "shards generate",
         "Create the shards of an application, with their recovery logs",
-        "gazette_sdk.cli.shards.generate:run",
-        (settings.GENERATE,),
+        "gazette_sdk.cli.shards.specs:run_generate",
+        (GENERATE,),
         in_doubt="shards may have been created; `gazctl shards list` shows them",
         details=(
             "Each journal of the application's sources gets a shard, if it has none: with the "
@@ -111,8 +236,8 @@ COMMANDS = (
     Command(
         "shards unassign",
         "Take shards from their processes, to be assigned and started anew",
-        "gazette_sdk.cli.shards.unassign:run",
-        (settings.UNASSIGN,),
+        "gazette_sdk.cli.shards.logs:run_unassign",
+        (UNASSIGN,),
         in_doubt="shards may have been unassigned; `gazctl shards list` shows them",
         details=(
             "Removes the assignments of primaries, and all that have failed; with --failed only "
@@ -129,8 +254,8 @@ COMMANDS = (
     Command(
         "shards recover",
         "Restore the files of a shard's store from its recovery log",
-        "gazette_sdk.cli.shards.recover:run",
-        (settings.RECOVER,),
+        "gazette_sdk.cli.shards.logs:run_recover",
+        (RECOVER,),
         details=(
             "Plays the recovery log into a directory, to its present write head. The shard itself "
             "is not touched and may run. Everything in the directory is deleted first."
@@ -145,8 +270,8 @@ COMMANDS = (
     Command(
         "shards prune",
         "Remove fragments of recovery logs that no recovery needs any more",
-        "gazette_sdk.cli.shards.prune:run",
-        (settings.PRUNE,),
+        "gazette_sdk.cli.shards.logs:run_prune",
+        (PRUNE,),
         in_doubt="fragments may have been removed",
         details=(
             "Shows what would be removed; --yes removes it, with your own credentials toward the "

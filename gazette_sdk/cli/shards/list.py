@@ -1,22 +1,129 @@
-"""``gazctl shards list``."""
+"""Selection of the shards that a command works on.
+
+Lag of shards: bytes of their sources that they have not read yet.
+
+``gazctl shards list``.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from gazette_sdk.cli.client import SHARDS_BROKER_CLIENT, SHARDS_ZONE, open_broker, open_consumer
-from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cli.formats import NONE, listing_text, write_table
-from gazette_sdk.cli.shards.lag import Lag, lag_of
-from gazette_sdk.cli.shards.settings import LIST, ListSettings
-from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.cli.program import CommandFailedError, Invocation, for_each
+from gazette_sdk.cli.shards.commands import LIST, ListSettings
+from gazette_sdk.errors import ConfigurationError, GazetteError, ShardStatusError
+from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import shardspace
 from gazette_sdk.protocol.labels import parse_selector, values_of
 from gazette_sdk.protocol.shard_spec import desired_replication, reduce_status
+from gazette_sdk.shard.consumer.client import ShardClient
+from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.journal_reader import read_metadata
 
-__all__ = ["run", "yaml_of"]
+
+def required_selector(text: str) -> pb.LabelSelector:
+    """Return the selector of a command that needs one.
+
+    Raises:
+        ConfigurationError: it was not given.
+        ValidationError: it is malformed.
+    """
+    if not text:
+        raise ConfigurationError(
+            "the required option --selector was not given; `-l id` selects all shards"
+        )
+    return parse_selector(text)
+
+
+async def list_some(client: ShardClient, text: str) -> cpb.ListResponse:
+    """Return the selected shards, at least one.
+
+    Raises:
+        CommandFailedError: no shard matches.
+        GazetteError: the listing failed.
+    """
+    listing = await client.list(required_selector(text))
+    if not listing.shards:
+        raise CommandFailedError(
+            f"no shards match the selector {text!r}; `gazctl shards list` shows all"
+        )
+    return listing
+
+
+_log = logging.getLogger(__name__)
+
+ANSWER_TIMEOUT_S = 8.0
+"""The lag is unknown if a primary or a broker does not answer for this long: a primary that is
+still recovering answers when it is done."""
+
+Lag = Mapping[str, int | None]
+"""Bytes between what a shard has read and the write head, by source; None where that is unknown."""
+
+
+async def lag_of(
+    client: ShardClient, transport: Transport, shards: Sequence[cpb.ListResponse.Shard]
+) -> dict[str, Lag | None]:
+    """Return the lag of shards by id; None of one whose primary does not answer.
+
+    Args:
+        client: asks the primaries.
+        transport: asks the brokers.
+        shards: the shards.
+    """
+
+    async def read_through(shard: cpb.ListResponse.Shard) -> dict[str, int] | None:
+        return await _read_through(client, shard.spec.id)
+
+    async def head(journal: str) -> int | None:
+        return await _head(transport, journal)
+
+    read = dict(
+        zip(
+            (shard.spec.id for shard in shards),
+            await for_each(shards, read_through),
+            strict=True,
+        )
+    )
+    journals = sorted({journal for offsets in read.values() for journal in offsets or ()})
+    heads = dict(zip(journals, await for_each(journals, head), strict=True))
+    return {
+        shard: None if offsets is None else {j: _behind(heads[j], o) for j, o in offsets.items()}
+        for shard, offsets in read.items()
+    }
+
+
+def _behind(head: int | None, offset: int) -> int | None:
+    return None if head is None else max(head - offset, 0)
+
+
+async def _read_through(client: ShardClient, shard: str) -> dict[str, int] | None:
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            response = await client.stat(cpb.StatRequest(shard=shard))
+        if response.status != cpb.OK:
+            raise ShardStatusError(response.status, shard=shard)
+    except (GazetteError, TimeoutError) as error:
+        reason = str(error) or f"no answer within {ANSWER_TIMEOUT_S:g} s"
+        _log.warning("lag is unknown", extra={"shard": shard, "err": reason})
+        return None
+    return dict(response.read_through)
+
+
+async def _head(transport: Transport, journal: str) -> int | None:
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            first: pb.ReadResponse = await read_metadata(transport, journal, -1)
+    except (GazetteError, TimeoutError) as error:
+        reason = str(error) or f"no answer within {ANSWER_TIMEOUT_S:g} s"
+        _log.warning("write head is unknown", extra={"journal": journal, "err": reason})
+        return None
+    return first.write_head
 
 
 async def run(invocation: Invocation) -> None:

@@ -1,26 +1,303 @@
-"""The commands of ``gazette spark``."""
+"""Options of ``gazette spark``.
+
+Run a pipeline by ``spark-submit``.
+
+The commands of ``gazette spark``.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
+from typing import Annotated, Any, Literal, NoReturn
 
-from gazette_sdk.cli.command import Command
-from gazette_sdk.cli.spark.settings import (
-    BACKFILL,
-    COMPACT,
-    CREATE_LOG,
-    DELETE_LOGS,
-    EXPORT,
-    LIST_LOGS,
-    RECONCILE,
-    SPARK,
-    TRANSACTIONS,
-    WORD_COUNT,
-    WRITER,
+from pydantic import Field
+
+from gazette_sdk.cli.program import Command, CommandFailedError, Invocation, TimeoutSettings
+from gazette_sdk.cli.settings import OutcomeFormat
+from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.server.options import Group, Option, Settings
+
+NO_PYSPARK = "PySpark is not installed; pip install 'gazette-sdk[spark]'"
+
+_ADDRESS = Option(
+    "Address", "Address of a broker, which executors reach, too", env="GAZETTE_ADDRESS"
 )
-from gazette_sdk.server.options import Group
+_JOURNALS = Option(
+    "Journals", "Label selector; with --store a journal's name, or a prefix that ends in /"
+)
 
-__all__ = ["SPARK_COMMANDS"]
+
+class SparkSettings(Settings):
+    """Options about the Spark cluster and the output."""
+
+    master: Annotated[str, Option("Master", "Master URL of Spark")] = "local[*]"
+    conf: Annotated[
+        tuple[str, ...], Option("Conf", "Property of Spark, KEY=VALUE; may be repeated")
+    ] = ()
+    format: Annotated[
+        Literal["table", "json"],
+        Option("Format", "Format of the summary", short="o", in_ini=False),
+    ] = "table"
+
+
+class SourceSettings(Settings):
+    """Options of what is read."""
+
+    journals: Annotated[str, _JOURNALS]
+    address: Annotated[str, _ADDRESS] = ""
+    store: Annotated[str, Option("Store", "URL of a fragment store; no broker is involved")] = ""
+    columns: Annotated[
+        str,
+        Option("Schema", "Columns of the messages in DDL; by default those of a sample", "schema"),
+    ] = ""
+    option: Annotated[
+        tuple[str, ...],
+        Option("Option", "Option of the data source, KEY=VALUE; may be repeated"),
+    ] = ()
+
+    def source(self) -> dict[str, str]:
+        """Return the options of the data source.
+
+        Raises:
+            ConfigurationError: an option is not ``KEY=VALUE``.
+        """
+        return {
+            "journals": self.journals,
+            **({"address": self.address} if self.address and not self.store else {}),
+            **({"store": self.store} if self.store else {}),
+            **parse_pairs("--option", self.option),
+        }
+
+
+class LakeSettings(Settings):
+    """Directory of Parquet files."""
+
+    lake: Annotated[
+        str, Option("Lake", "URL of the directory of Parquet files, as Spark writes it")
+    ]
+
+
+class ExportSettings(SourceSettings, LakeSettings):
+    """Options of ``gazette spark export``."""
+
+
+class CompactSettings(LakeSettings):
+    """Options of ``gazette spark compact``."""
+
+
+class BackfillSettings(Settings):
+    """Options of ``gazette spark backfill``."""
+
+    files: Annotated[str, Option("Files", "URL of a directory of files, as Spark reads it")]
+    journals: Annotated[str, Option("Journals", "Label selector of the journals")]
+    key: Annotated[
+        str, Option("Key", "Column that maps a row to a journal; by default journals take turns")
+    ] = ""
+    address: Annotated[str, _ADDRESS] = ""
+    input: Annotated[
+        Literal["parquet", "json"], Option("InputFormat", "Format of the files", "input-format")
+    ] = "parquet"
+    columns: Annotated[
+        str, Option("Schema", "Columns in DDL; by default those of the files", "schema")
+    ] = ""
+
+    def target(self) -> dict[str, str]:
+        """Return the options of the data source."""
+        return {
+            "journals": self.journals,
+            **({"key": self.key} if self.key else {}),
+            **({"address": self.address} if self.address else {}),
+        }
+
+
+class ReconcileSettings(SourceSettings):
+    """Options of ``gazette spark reconcile``."""
+
+    other: Annotated[str, Option("Other", "What --journals is compared with")]
+    other_address: Annotated[
+        str, Option("OtherAddress", "Address of the broker of --other; by default the same")
+    ] = ""
+    other_store: Annotated[
+        str, Option("OtherStore", "Fragment store of --other; by default the same")
+    ] = ""
+    by: Annotated[
+        tuple[str, ...],
+        Option("By", "Column of the key; may be repeated. By default content is compared"),
+    ] = ()
+    samples: Annotated[
+        int, Option("Samples", "Greatest number of differences to show"), Field(ge=0, le=10_000)
+    ] = 20
+
+    def other_source(self) -> dict[str, str]:
+        """Return the options of the data source for the other side."""
+        other: dict[str, str | tuple[str, ...]] = {"journals": self.other}
+        if self.other_address or self.other_store:
+            other |= {"address": self.other_address, "store": self.other_store}
+        return self.model_copy(update=other).source()
+
+
+class WordCountSettings(SourceSettings):
+    """Options of ``gazette spark word-count``."""
+
+    column: Annotated[str, Option("Column", "Column with texts")] = "text"
+    output: Annotated[str, Option("Output", "Write all counts to this directory, as Parquet")] = ""
+    top: Annotated[int, Option("Top", "How many words to show"), Field(ge=0, le=100_000)] = 20
+
+
+class LogSettings(Settings):
+    """Where transaction logs are."""
+
+    address: Annotated[str, Option("Address", "Address of a broker", env="GAZETTE_ADDRESS")] = ""
+    transaction_log: Annotated[
+        str, Option("TransactionLog", "The writer's option transactionLog")
+    ] = ""
+
+    def where(self) -> dict[str, str]:
+        """Return the arguments ``address`` and ``transaction_log``, without defaults."""
+        given = {"address": self.address, "transaction_log": self.transaction_log}
+        return {name: value for name, value in given.items() if value}
+
+
+class ListLogsSettings(LogSettings):
+    """Options of ``gazette spark transactions list``."""
+
+    format: OutcomeFormat = "table"
+
+
+class CreateLogSettings(LogSettings):
+    """Options of ``gazette spark transactions create``."""
+
+    journals: Annotated[
+        str, Option("Journals", "Label selector of the journals that the query writes")
+    ]
+    after: Annotated[
+        int,
+        Option("After", "Number of the last micro-batch that is written", in_ini=False),
+        Field(ge=0),
+    ]
+
+
+class DeleteLogsSettings(ListLogsSettings):
+    """Options of ``gazette spark transactions delete``."""
+
+    yes: Annotated[
+        bool,
+        Option(
+            "Yes",
+            "Delete logs whose last transaction is open, too; without it, only show them",
+            short="y",
+            in_ini=False,
+        ),
+    ] = False
+    dry_run: Annotated[bool, Option("DryRun", "Only show what would be deleted")] = False
+
+
+def parse_pairs(name: str, texts: tuple[str, ...]) -> dict[str, str]:
+    """Return the pairs of texts ``KEY=VALUE``.
+
+    Raises:
+        ConfigurationError: a text is no such pair.
+    """
+    pairs: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise ConfigurationError(f"{name} {text!r} is no pair; write KEY=VALUE")
+        pairs[key] = value
+    return pairs
+
+
+SPARK = Group("spark", SparkSettings)
+EXPORT = Group("spark.export", ExportSettings)
+COMPACT = Group("spark.compact", CompactSettings)
+BACKFILL = Group("spark.backfill", BackfillSettings)
+RECONCILE = Group("spark.reconcile", ReconcileSettings)
+TRANSACTIONS = Group("spark.transactions", TimeoutSettings, env_prefix="")
+LIST_LOGS = Group("spark.transactions.list", ListLogsSettings)
+WRITER = Group("spark.transactions.complete", LogSettings)
+DELETE_LOGS = Group("spark.transactions.delete", DeleteLogsSettings)
+CREATE_LOG = Group("spark.transactions.create", CreateLogSettings)
+WORD_COUNT = Group("spark.word-count", WordCountSettings)
+
+
+STOP_TIMEOUT_S = 10.0
+"""Bound of the wait for Spark to remove its temporary files."""
+
+
+def run(invocation: Invocation) -> None:
+    """Run the pipeline of a command, and wait for its end.
+
+    Raises:
+        ConfigurationError: PySpark or Java is missing.
+        CommandFailedError: the pipeline failed.
+    """
+    [group] = [group for group in invocation.groups if group is not SPARK]
+    spark = invocation.settings(SPARK)
+    pipeline = group.title.rpartition(".")[2]
+    conf = {"spark.log.level": "ERROR", **parse_pairs("--conf", spark.conf)}
+    options = invocation.settings(group).model_dump()
+    environ = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    with TemporaryDirectory(prefix="gazette-spark-") as directory:
+        command = [
+            *(_spark_submit(), "--master", spark.master, "--name", f"gazette {pipeline}"),
+            *(part for pair in conf.items() for part in ("--conf", "=".join(pair))),
+            *invocation.arguments,
+            str(Path(__file__).with_name("driver.py")),
+            json.dumps([pipeline, spark.format, options, directory]),
+        ]
+        status = _run_to_end(command, {**environ, **os.environ})
+        summary, failure = Path(directory, "summary"), Path(directory, "failure")
+        if summary.exists():
+            sys.stdout.write(summary.read_text(encoding="utf-8"))
+        if status:
+            reason = failure.read_text(encoding="utf-8") if failure.exists() else "see above"
+            raise CommandFailedError(f"{pipeline}: {reason} (spark-submit: status {status})")
+
+
+def _run_to_end(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a program and return its exit status. It ends with this one, and removes its files."""
+    signal.signal(signal.SIGTERM, _exit)
+    with subprocess.Popen(command, env=environ, stdout=sys.stderr) as program:  # noqa: S603 - our own
+        try:
+            return program.wait()
+        except BaseException:
+            program.terminate()
+            try:
+                program.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                program.kill()
+            raise
+
+
+def _exit(number: int, _frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
+
+
+def _spark_submit() -> str:
+    """Return the path of ``spark-submit``: of SPARK_HOME, else of the installed PySpark.
+
+    Raises:
+        ConfigurationError: there is none, or no Java to run it.
+    """
+    if not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
+        raise ConfigurationError("Spark needs Java 17 or later; install it, or set JAVA_HOME")
+    if home := os.environ.get("SPARK_HOME"):
+        return str(Path(home) / "bin" / "spark-submit")
+    found = find_spec("pyspark")
+    if found is None or found.origin is None:
+        raise ConfigurationError(NO_PYSPARK)
+    return str(Path(found.origin).parent / "bin" / "spark-submit")
+
 
 _PASSED_ON = "What stands behind -- is passed on to spark-submit."
 
@@ -31,7 +308,7 @@ def _pipeline(
     return Command(
         f"spark {name}",
         summary,
-        "gazette_sdk.cli.spark.submit:run",
+        "gazette_sdk.cli.spark.commands:run",
         (group, SPARK),
         details=f"{details} {_PASSED_ON}",
         examples=examples,

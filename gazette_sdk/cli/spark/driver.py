@@ -21,9 +21,9 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from gazette_sdk.cli.failure import explain
 from gazette_sdk.cli.formats import NONE, iec_bytes, write_table
-from gazette_sdk.cli.spark.settings import (
+from gazette_sdk.cli.program import explain
+from gazette_sdk.cli.spark.commands import (
     BackfillSettings,
     CompactSettings,
     ExportSettings,

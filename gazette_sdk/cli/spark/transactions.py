@@ -9,15 +9,9 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cli.formats import NONE, write_table
-from gazette_sdk.cli.spark.settings import (
-    CREATE_LOG,
-    DELETE_LOGS,
-    LIST_LOGS,
-    NO_PYSPARK,
-    WRITER,
-)
+from gazette_sdk.cli.program import Invocation
+from gazette_sdk.cli.spark.commands import CREATE_LOG, DELETE_LOGS, LIST_LOGS, NO_PYSPARK, WRITER
 from gazette_sdk.errors import ConfigurationError
 
 if TYPE_CHECKING:

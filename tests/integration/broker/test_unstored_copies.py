@@ -9,7 +9,7 @@ import pytest
 from gazette_sdk.broker.fragments import refresh as unstored
 from gazette_sdk.broker.metrics import UNSTORED_MISSING
 from gazette_sdk.broker.replication import peer_stream
-from gazette_sdk.cli.journals.unstored import unstored_of
+from gazette_sdk.cli.journals.list import unstored_of
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.brokers import HandCluster, crash, journal_spec

@@ -19,11 +19,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gazette_sdk.cli.bench import catch_up, site
-from gazette_sdk.cli.bench.content import Messages
-from gazette_sdk.cli.bench.schedule import Schedule
-from gazette_sdk.cli.bench.settings import PHASES
-from gazette_sdk.cli.bench.tailer import Failure, Ready, Tailed, TailJob, tail
+from gazette_sdk.cli.bench import site
+from gazette_sdk.cli.bench import tail as catch_up
+from gazette_sdk.cli.bench.report import Schedule
+from gazette_sdk.cli.bench.site import PHASES, Messages
+from gazette_sdk.cli.bench.tail import Failure, Ready, Tailed, TailJob, tail_journal
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.message import Publisher, Reader
@@ -184,7 +184,7 @@ def tailing(cluster, gazctl):
 
     def work():
         with suppress(BrokenPipeError):  # as its process does
-            tail(job, there)
+            tail_journal(job, there)
 
     thread = threading.Thread(target=work)
     thread.start()

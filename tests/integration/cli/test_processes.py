@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gazette_sdk.cli.failure import explain
+from gazette_sdk.cli.program import explain
 from gazette_sdk.cluster.etcd_server import SAFE_VERSION
 from support.etcd import run
 from support.tools import read_until, start_tool

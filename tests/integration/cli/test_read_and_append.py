@@ -13,7 +13,7 @@ import uuid
 import pytest
 import yaml
 
-from gazette_sdk.cli.journals.input import blocks
+from gazette_sdk.cli.journals.specs import blocks
 from gazette_sdk.message.mapping import fnv1a32
 from support.tools import on_a_terminal, read_until, start_tool
 

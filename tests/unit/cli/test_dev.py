@@ -2,7 +2,7 @@
 
 import pytest
 
-from gazette_sdk.cli import dev_control
+from gazette_sdk.cli import dev as dev_control
 from gazette_sdk.local_cluster.control import BrokerStatus
 
 

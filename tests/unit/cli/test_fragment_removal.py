@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gazette_sdk.cli.fragment_removal import FragmentRemoval
+from gazette_sdk.cli.journals.fragments import FragmentRemoval
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path

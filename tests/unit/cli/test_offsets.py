@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_sdk.cli.journals.offsets import load_offsets, store_offsets
+from gazette_sdk.cli.journals.list import load_offsets, store_offsets
 from gazette_sdk.errors import ConfigurationError
 
 

@@ -7,7 +7,7 @@ import importlib.metadata
 import pytest
 
 import gazette_sdk
-from gazette_sdk.cli import failure
+from gazette_sdk.cli import program as failure
 from gazette_sdk.cli.gazctl import GAZCTL
 from gazette_sdk.cli.gazette import GAZETTE
 from gazette_sdk.server.logging import hide_secrets

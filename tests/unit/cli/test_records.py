@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.cli.journals.records import Records
+from gazette_sdk.cli.journals.read import Records
 from gazette_sdk.errors import FramingError
 from gazette_sdk.framing import FixedProtobuf
 

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from gazette_sdk.cli.serving import Identity, serve_until_drained
+from gazette_sdk.cli.serve import Identity, serve_until_drained
 from gazette_sdk.server.process import StopSignal
 
 
@@ -34,7 +34,7 @@ def test_an_etcd_that_can_lose_data_is_warned_of_outside_of_dev(caplog, is_of_de
         with StopSignal() as stop:
             await serve_until_drained(Member(), stop, identity)
 
-    with caplog.at_level(logging.DEBUG, "gazette_sdk.cli.serving"):
+    with caplog.at_level(logging.DEBUG, "gazette_sdk.cli.serve"):
         asyncio.run(scenario())
     [record] = [each for each in caplog.records if "Etcd is version 3.5.1" in each.message]
     assert record.levelno == level

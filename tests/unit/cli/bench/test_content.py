@@ -5,8 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from gazette_sdk.cli.bench.content import Messages
-from gazette_sdk.cli.bench.settings import SIZE_BYTES_MAX, SIZE_BYTES_MIN
+from gazette_sdk.cli.bench.site import SIZE_BYTES_MAX, SIZE_BYTES_MIN, Messages
 
 
 @pytest.mark.parametrize("size", [SIZE_BYTES_MIN, 200, 4096, SIZE_BYTES_MAX])

@@ -8,7 +8,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.cli.bench.histogram import Histogram
+from gazette_sdk.cli.bench.report import Histogram
 
 SHARES = [0.5, 0.9, 0.99, 0.999, 1.0]
 

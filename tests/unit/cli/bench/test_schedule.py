@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.cli.bench.histogram import Histogram
-from gazette_sdk.cli.bench.schedule import NANOSECONDS, Schedule, due_messages
+from gazette_sdk.cli.bench.report import NANOSECONDS, Histogram, Schedule, due_messages
 
 MS = 1_000_000
 

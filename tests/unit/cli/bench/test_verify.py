@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.cli.bench.content import Messages
+from gazette_sdk.cli.bench.site import Messages
 from gazette_sdk.cli.bench.verify import NAMED_MAX, Chain, Findings, Ledger, Reading, journal_of
-from gazette_sdk.cli.failure import CommandFailedError
+from gazette_sdk.cli.program import CommandFailedError
 from gazette_sdk.message.envelope import Envelope
 
 JOURNALS = ("a/0", "a/1", "a/2")

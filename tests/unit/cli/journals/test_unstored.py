@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_sdk.cli.journals.unstored import Unstored, unstored_of, unstored_spans
+from gazette_sdk.cli.journals.list import Unstored, unstored_of, unstored_spans
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from gazette_sdk.cli.shards import unassign
-from gazette_sdk.cli.shards.settings import UnassignSettings
+from gazette_sdk.cli.shards import logs as unassign
+from gazette_sdk.cli.shards.commands import UnassignSettings
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 
