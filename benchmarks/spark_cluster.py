@@ -51,7 +51,7 @@ from gazette_spark.batch import GazetteBatchReader
 from gazette_spark.options import Options
 from gazette_spark.pipelines import export, word_count
 from gazette_spark.planning import JournalRange
-from gazette_spark.range_transport import RangeTransport
+from gazette_spark.range_read import RangeTransport
 
 EXECUTOR_MIB = 1024
 SCHEMA = "n long, text string, _journal string, _offset long, _time timestamp"

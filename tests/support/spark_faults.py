@@ -27,8 +27,7 @@ from gazette_sdk.testing import FaultyTransport, TransportFaults
 from gazette_sdk.transport import connect
 from gazette_spark import GazetteDataSource, producers
 from gazette_spark.sink import GazetteBatchWriter, GazetteStreamWriter, PreparedCommit
-from gazette_spark.transaction_log import TransactionLog
-from gazette_spark.transaction_records import Record
+from gazette_spark.transaction_log import Record, TransactionLog
 from gazette_spark.write_options import WriteOptions
 
 HOLD_MAX_S = 240.0

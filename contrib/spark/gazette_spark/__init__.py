@@ -55,7 +55,7 @@ from gazette_spark.source import GazetteDataSource
 
 if TYPE_CHECKING:
     from gazette_spark import transactions
-    from gazette_spark.partitioning import partition_by_journal
+    from gazette_spark.sink import partition_by_journal
 
 __all__ = ["GazetteDataSource", "lag", "partition_by_journal", "transactions"]
 
@@ -66,7 +66,7 @@ def __getattr__(name: str) -> object:
         return importlib.import_module("gazette_spark.transactions")
     if name != "partition_by_journal":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = importlib.import_module("gazette_spark.partitioning").partition_by_journal
+    found = importlib.import_module("gazette_spark.sink").partition_by_journal
     globals()[name] = found
     return found
 

@@ -12,9 +12,8 @@ from pyspark.sql.types import StructType
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_spark.content import list_content
 from gazette_spark.failure import clear_errors
-from gazette_spark.filters import Pruning
 from gazette_spark.options import Options
-from gazette_spark.planning import JournalRange, ranges_of
+from gazette_spark.planning import JournalRange, Pruning, ranges_of
 
 __all__ = ["GazetteBatchReader", "batch_reader"]
 

@@ -1,4 +1,12 @@
-"""Planning of reads: content of journals to ranges, one for each task. Pure.
+"""Admission: how much of each journal the next micro-batch reads. Pure.
+
+Filters that Spark pushes down: which ranges of journals no wanted row can be in. Pure.
+
+Ranges are left out, and no rows: every filter is handed back to Spark, which applies it again.
+A schema may give metadata columns other types, which may be less exact. Filters of those leave out
+nothing.
+
+Planning of reads: content of journals to ranges, one for each task. Pure.
 
 Ranges end where fragments end. Fragments end between appends, and no message spans two appends,
 so that uncommitted ranges are decoded independently. A committed range is a whole journal: which
@@ -8,22 +16,136 @@ of its messages are committed depends on those before and behind.
 from __future__ import annotations
 
 import datetime as dt
+import heapq
 import itertools
 import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
 
-from pyspark.sql.datasource import InputPartition
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+    StringStartsWith,
+)
 
 from gazette_sdk.framing.registry import framing_for
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path, parse_content_path
 from gazette_sdk.transport.journal_reader import begin_mod_time_of
 from gazette_spark.content import JournalContent, Piece
-from gazette_spark.filters import Pruning
 from gazette_spark.options import Options
 
-__all__ = ["JournalRange", "pieces_since", "range_of", "ranges_of", "uncommitted_ranges"]
+
+def admitted(pieces: Mapping[str, Iterable[Piece]], limit_bytes: int | None) -> dict[str, int]:
+    """Return the offset up to which each journal is read next.
+
+    Pieces are taken over all journals in the order in which they were stored, so that journals
+    advance together in event time, until the limit is used up. At least one piece is taken, and
+    pieces are not divided.
+
+    Args:
+        pieces: content that is not read yet by journal, in the order of each journal.
+        limit_bytes: limit in bytes; None for no limit.
+
+    Returns:
+        Offsets by journal. Journals of which nothing is read are not in it.
+    """
+    ends: dict[str, int] = {}
+    iterators = {name: iter(found) for name, found in pieces.items()}
+    waiting: list[tuple[float, str, int, int]] = []
+
+    def add_next(name: str) -> None:
+        piece = next(iterators[name], None)
+        if piece is not None:
+            stored = piece.fragment.mod_time or math.inf
+            heapq.heappush(waiting, (stored, name, piece.begin, piece.end))
+
+    for name in iterators:
+        add_next(name)
+    left = math.inf if limit_bytes is None else limit_bytes
+    while waiting and left > 0:
+        _, name, begin, end = heapq.heappop(waiting)
+        ends[name] = end
+        left -= end - begin
+        add_next(name)
+    return ends
+
+
+@dataclass(slots=True)
+class Pruning:
+    """Limits of the rows that filters keep.
+
+    Attributes:
+        journals: names of journals; None for all.
+        prefixes: prefixes that journals' names must have.
+        begin: least offset of a row.
+        end: greatest offset of a row; None for no limit.
+        since: least time of a row; None for no limit.
+    """
+
+    journals: frozenset[str] | None = None
+    prefixes: list[str] = field(default_factory=list)
+    begin: int = 0
+    end: int | None = None
+    since: dt.datetime | None = None
+
+    @classmethod
+    def of(cls, filters: Iterable[Filter]) -> Pruning:
+        """Return the limits of filters that must all be true. Others than these are left out."""
+        found = cls()
+        for each in filters:
+            attribute = getattr(each, "attribute", None)
+            if isinstance(attribute, tuple) and len(attribute) == 1:
+                {
+                    "_journal": found._add_journal,
+                    "_offset": found._add_offset,
+                    "_time": found._add_time,
+                }.get(attribute[0], lambda _: None)(each)
+        return found
+
+    def keeps_journal(self, name: str) -> bool:
+        """Return True if rows of a journal may be wanted."""
+        is_named = self.journals is None or name in self.journals
+        return is_named and all(name.startswith(prefix) for prefix in self.prefixes)
+
+    def keeps_range(self, begin: int, end: int) -> bool:
+        """Return True if rows at offsets of ``[begin, end)`` may be wanted."""
+        return end > self.begin and (self.end is None or begin <= self.end)
+
+    def _add_journal(self, given: Filter) -> None:
+        if isinstance(given, EqualTo | In):
+            value: Any = given.value
+            names = frozenset([value] if isinstance(given, EqualTo) else value)
+            if all(isinstance(name, str | None) for name in names):
+                self.journals = names if self.journals is None else self.journals & names
+        elif isinstance(given, StringStartsWith) and isinstance(given.value, str):
+            self.prefixes.append(given.value)
+
+    def _add_offset(self, given: Filter) -> None:
+        if type(getattr(given, "value", None)) not in {int, Decimal}:
+            return
+        if isinstance(given, EqualTo | GreaterThan | GreaterThanOrEqual):
+            self.begin = max(self.begin, given.value)
+        if isinstance(given, EqualTo | LessThan | LessThanOrEqual):
+            self.end = given.value if self.end is None else min(self.end, given.value)
+
+    def _add_time(self, given: Filter) -> None:
+        if isinstance(given, EqualTo | GreaterThan | GreaterThanOrEqual):
+            time = given.value
+            if not isinstance(time, dt.datetime):
+                return
+            time = time if time.tzinfo else time.replace(tzinfo=dt.UTC)
+            self.since = time if self.since is None else max(self.since, time)
+
 
 _log = logging.getLogger(__name__)
 

@@ -17,9 +17,8 @@ from gazette_sdk.errors import GazetteError, JournalNotFoundError
 from gazette_sdk.message import PreparedTransaction
 from gazette_sdk.transport import Transport
 from gazette_sdk.transport import loop as sdk_loop
-from gazette_spark.connection import open_transport
-from gazette_spark.transaction_log import TransactionLog, intents_text
-from gazette_spark.transaction_records import Fate, fate_of
+from gazette_spark.content import open_transport
+from gazette_spark.transaction_log import Fate, TransactionLog, fate_of, intents_text
 
 __all__ = ["TaskTransaction", "WorkerPublisher", "lend_publisher"]
 

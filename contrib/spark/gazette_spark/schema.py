@@ -18,7 +18,7 @@ from gazette_sdk.transport import loop as sdk_loop
 from gazette_spark.content import JournalContent
 from gazette_spark.options import Options, load_message
 from gazette_spark.planning import range_of
-from gazette_spark.range_transport import RangeTransport
+from gazette_spark.range_read import RangeTransport
 
 __all__ = ["METADATA_FIELDS", "fields_of_class", "fields_of_messages", "sample_of"]
 

@@ -1,8 +1,12 @@
-"""Writes: tasks publish messages that nobody sees, and the driver's commit makes them visible.
+"""Rows of record batches as messages of the journals that a write goes to.
+
+Writes: tasks publish messages that nobody sees, and the driver's commit makes them visible.
 
 A task prepares a transaction and returns its intents. The commit decides over all of them at once,
 in the transaction log of the writer, and writes them. Whatever is not decided is never visible:
 there is nothing to undo, and ``abort`` may come behind a commit that failed half way.
+
+Partitions of a DataFrame by the journals that its rows will be written to.
 """
 
 from __future__ import annotations
@@ -12,35 +16,166 @@ import contextlib
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql import functions as sf
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
+from pyspark.sql.pandas.functions import arrow_udf
 
 from gazette_sdk.errors import (
     ConfigurationError,
     DeadlineExceededError,
     GazetteError,
+    JournalNotFoundError,
     MappingError,
+    ValidationError,
 )
+from gazette_sdk.framing.registry import framing_for
+from gazette_sdk.message import CsvRecord, mapping
+from gazette_sdk.message.kinds.json import KEY
+from gazette_sdk.message.mapping import Partitions, SelectorMapping
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.labels import CONTENT_TYPE, value_of
 from gazette_sdk.transport import Transport
 from gazette_sdk.transport import loop as sdk_loop
-from gazette_sdk.transport.listing import NO_ANSWER
-from gazette_spark.connection import STOPPING, open_transport, patiently
+from gazette_sdk.transport.listing import NO_ANSWER, list_journals
+from gazette_spark.content import STOPPING, list_patiently, open_transport, patiently
 from gazette_spark.failure import clear_errors
+from gazette_spark.options import load_message
 from gazette_spark.producers import TaskTransaction, lend_publisher
-from gazette_spark.rows import RowForm, row_form
-from gazette_spark.transaction_log import TransactionLog, intents_of, intents_text
-from gazette_spark.transaction_records import Commit, WriterKind
-from gazette_spark.write_options import UNNAMED, WriteOptions, log_name
+from gazette_spark.transaction_log import (
+    Commit,
+    TransactionLog,
+    WriterKind,
+    intents_of,
+    intents_text,
+)
+from gazette_spark.write_options import UNNAMED, WriteOptions, check_key, log_name
 
-__all__ = ["GazetteBatchWriter", "GazetteStreamWriter", "PreparedCommit"]
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class RowForm:
+    """Form of the messages of a write.
+
+    Attributes:
+        messages: makes the messages of a record batch, for ``publish_batch``.
+        mapping: which journal a message goes to.
+    """
+
+    messages: Callable[[pa.RecordBatch], Any]
+    mapping: SelectorMapping
+
+
+async def row_form(transport: Transport, options: WriteOptions) -> RowForm:
+    """Return the form of messages that the journals of a write hold.
+
+    Raises:
+        JournalNotFoundError: no journal matches.
+        ConfigurationError: the journals hold different forms, or one that needs a class.
+    """
+    listing = await list_journals(transport, options.journals)
+    if not listing.journals:
+        raise JournalNotFoundError(
+            f"no journal matches {options.journals!r} at {options.url}; create one with"
+            " `Journals().create` or `gazctl journals create`"
+        )
+    specs = [journal.spec for journal in listing.journals]
+    types = {value_of(spec.labels, CONTENT_TYPE): spec.name for spec in specs}
+    if len(types) > 1:
+        texts = ", ".join(f"{name} holds {kind or 'bytes'}" for kind, name in types.items())
+        raise ConfigurationError(
+            f"gazette: journals of {options.journals!r} have different content types ({texts});"
+            " write them one by one"
+        )
+    [(content_type, journal)] = types.items()
+    form = framing_for(content_type).form
+    if form == "json":
+        if KEY in options.columns:
+            raise ConfigurationError(
+                f"gazette: the column {KEY!r} cannot be written to {journal}, as each message has"
+                " its own UUID there; rename or drop the column"
+            )
+        return RowForm(lambda batch: batch.select(options.columns), _by_key(options, itemgetter))
+    if form == "csv":
+        return RowForm(
+            lambda batch: _csv_records(batch.select(options.columns)),
+            _by_key(options, lambda key: itemgetter(1 + options.columns.index(key))),
+        )
+    if not options.message:
+        raise ConfigurationError(
+            f"gazette: {journal} holds {content_type}; give the option message=module:Class"
+        )
+    message_type = load_message(options.message)
+    return RowForm(
+        lambda batch: _objects(batch.select(options.columns), message_type),
+        _by_key(options, attrgetter),
+    )
+
+
+def _by_key(
+    options: WriteOptions, getter: Callable[[str], Callable[[Any], Any]]
+) -> SelectorMapping:
+    if not options.key:
+        return mapping.random(options.journals)
+    return mapping.modulo(options.journals, key=getter(options.key))
+
+
+def _csv_records(batch: pa.RecordBatch) -> list[CsvRecord]:
+    """Return rows as records whose first field is left for the UUID.
+
+    Raises:
+        ValidationError: a column's values have no text.
+    """
+    for field in batch.schema:
+        if pa.types.is_nested(field.type) or pa.types.is_binary(field.type):
+            raise ValidationError(
+                f"gazette: column {field.name!r} cannot be written to a CSV journal: it is"
+                f" {field.type}; write base64() of binary columns, and to_json() of nested ones"
+            )
+    columns = [
+        ["" if value is None else str(value) for value in column.to_pylist()]
+        for column in batch.columns
+    ]
+    return [CsvRecord(["", *fields]) for fields in zip(*columns, strict=True)]
+
+
+def _objects(batch: pa.RecordBatch, message_type: Callable[..., Any]) -> list[Any]:
+    """Return rows as objects of a protobuf class, whose fields are named as the columns.
+
+    Raises:
+        ValidationError: a row does not fit the class.
+    """
+    objects = []
+    for row in batch.to_pylist(maps_as_pydicts="strict"):
+        try:
+            objects.append(message_type(**_without_nulls(row)))
+        except (ValueError, TypeError, AttributeError) as error:
+            name = getattr(message_type, "__qualname__", message_type)
+            raise ValidationError(
+                f"gazette: a row does not fit {name}: {error}; select its fields, with their types"
+            ) from error
+    return objects
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value]
+    return value
+
 
 logger = logging.getLogger(__name__)
 
@@ -263,3 +398,55 @@ def _warn(log: str, parts: Sequence[PreparedCommit]) -> None:
             log,
             length_bytes >> 20,
         )
+
+
+_INDEX = "_journal_index"
+
+
+def partition_by_journal(
+    df: DataFrame, journals: str, key: str, *, address: str | None = None
+) -> DataFrame:
+    """Return the rows in one partition for each journal that they will be written to.
+
+    One task then writes a journal, and not all tasks write all journals: committed readers take
+    its messages as they come, and need not read the journal again for each task.
+
+    Args:
+        df: a DataFrame, batch or streaming.
+        journals: the option ``journals`` of the write.
+        key: the option ``key`` of the write.
+        address: URL of a broker; by default that of ``GAZETTE_ADDRESS``.
+
+    Raises:
+        ConfigurationError: the key is no column, or of a type that is no key.
+        JournalNotFoundError: no journal matches.
+        GazetteError: the journals cannot be listed.
+    """
+
+    async def names() -> list[str]:
+        async with open_transport(address) as transport:
+            listing = await list_patiently(transport, journals)
+            return [journal.spec.name for journal in listing.journals]
+
+    if _INDEX in df.columns:
+        raise ConfigurationError(f"gazette: the DataFrame has a column {_INDEX!r}; rename it")
+    with clear_errors():
+        check_key(key, df.columns, df.schema)
+        found = sdk_loop.run(names())
+        if not found:
+            raise JournalNotFoundError(f"no journal matches {journals!r}")
+
+    def indexes(keys: pa.Array) -> pa.Array:
+        """Return the index of the journal of each key."""
+        partitions = Partitions(pb.JournalSpec(name=name) for name in found)
+        by_key = mapping.modulo(journals, key=itemgetter(0))
+        values = keys.to_pylist()
+        picked = by_key.pick_many([(value,) for value in values], partitions, values)
+        return pa.array(list(picked), type=pa.int32())
+
+    index_of: Any = arrow_udf(indexes, "int")  # type: ignore[call-overload]  # Spark's enum is untyped
+    return (
+        df.withColumn(_INDEX, index_of(sf.col(key)))
+        .repartitionById(len(found), sf.col(_INDEX))
+        .drop(_INDEX)
+    )

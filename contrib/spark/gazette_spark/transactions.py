@@ -16,23 +16,9 @@ from gazette_sdk.protocol.labels import MANAGED_BY
 from gazette_sdk.transport import Transport
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.listing import list_journals
-from gazette_spark.connection import open_transport
-from gazette_spark.transaction_log import MANAGER, TransactionLog
-from gazette_spark.transaction_records import LogTail
+from gazette_spark.content import open_transport
+from gazette_spark.transaction_log import MANAGER, LogTail, TransactionLog
 from gazette_spark.write_options import TRANSACTION_LOG, log_name
-
-__all__ = [
-    "LogState",
-    "acomplete",
-    "acreate",
-    "adelete",
-    "alist_logs",
-    "astate",
-    "complete",
-    "create",
-    "delete",
-    "list_logs",
-]
 
 READ_AT_ONCE = 16
 """Logs that are read at the same time."""

@@ -16,8 +16,7 @@ from gazette_sdk.errors import GazetteError
 from gazette_sdk.transport import Transport
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_spark import transactions
-from gazette_spark.transaction_log import TransactionLog, intents_text
-from gazette_spark.transaction_records import Commit, WriterKind, line_of
+from gazette_spark.transaction_log import Commit, TransactionLog, WriterKind, intents_text, line_of
 
 
 @contextmanager

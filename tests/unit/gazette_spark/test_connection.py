@@ -13,7 +13,9 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.transport.fragment_store import FragmentStoreTransport
 from gazette_sdk.transport.wire import ANYWHERE
-from gazette_spark import connection, content, following
+from gazette_spark import content
+from gazette_spark import content as connection
+from gazette_spark import stream as following
 from gazette_spark.batch import GazetteBatchReader
 from support.spark_stores import N, Stream, options_of, store_history
 from support.written_messages import History

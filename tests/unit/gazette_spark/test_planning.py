@@ -19,11 +19,9 @@ from pyspark.sql.datasource import (
 from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_spark import planning
-from gazette_spark.admission import admitted
 from gazette_spark.content import JournalContent, Piece
-from gazette_spark.filters import Pruning
 from gazette_spark.options import Options
-from gazette_spark.planning import ranges_of
+from gazette_spark.planning import Pruning, admitted, ranges_of
 from support.spark_stores import batch_rows, random_history, store_history
 
 MIB = 1 << 20

@@ -16,7 +16,8 @@ from gazette_sdk.errors import (
     UnavailableError,
     ValidationError,
 )
-from gazette_spark import connection, producers, sink
+from gazette_spark import content as connection
+from gazette_spark import producers, sink
 from gazette_spark.producers import TaskTransaction
 from gazette_spark.sink import GazetteBatchWriter, PreparedCommit
 from gazette_spark.write_options import WriteOptions

@@ -21,7 +21,7 @@ from gazette_sdk.transport import Transport, connect
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.fragment_store import FragmentStoreTransport
 from gazette_sdk.transport.wire import ANYWHERE
-from gazette_spark import following
+from gazette_spark import stream as following
 from support.fragment_files import fragment_of, store_fragment
 from support.spark_stores import (
     Stream,

@@ -14,8 +14,15 @@ from gazette_sdk.message import AckIntents
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.loop import on_sdk_loop, run
 from gazette_spark import transaction_log
-from gazette_spark.transaction_log import TransactionLog, intents_text
-from gazette_spark.transaction_records import Commit, Fate, WriterKind, fate_of, line_of
+from gazette_spark.transaction_log import (
+    Commit,
+    Fate,
+    TransactionLog,
+    WriterKind,
+    fate_of,
+    intents_text,
+    line_of,
+)
 from support.memory_transport import MemoryTransport
 
 LOG = "gazette-spark/transactions/a-query"

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from gazette_sdk.errors import GazetteError
-from gazette_spark.transaction_records import (
+from gazette_spark.transaction_log import (
     Action,
     Commit,
     Fate,
