@@ -11,8 +11,6 @@ import os
 import select
 import time
 
-__all__ = ["SKIPPED_MAX", "SPIN_S", "AdaptiveSpin", "SpinningPoll", "has_spare_core"]
-
 SKIPPED_MAX = 256
 """Greatest number of waits without a spin between two waits with one."""
 

@@ -7,8 +7,6 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
-__all__ = ["AsyncClosable", "Closable", "Startable"]
-
 
 class Closable(abc.ABC):
     """Context manager whose block ends with :meth:`close`."""
@@ -49,7 +47,7 @@ class AsyncClosable(abc.ABC):
 
 
 class Startable(abc.ABC):
-    """Context manager, plain or asynchronous, that starts before its block and stops behind it.
+    """Context manager, plain or asynchronous, that starts before its block and stops after it.
 
     ``async with`` runs the plain form in a thread, for methods that block.
     """

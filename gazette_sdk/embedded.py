@@ -53,8 +53,6 @@ from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import apply_in_batches
 from gazette_sdk.transport.wire import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
 
-__all__ = ["EmbeddedCluster", "connect"]
-
 _log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60.0

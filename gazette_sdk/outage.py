@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import time
 
-__all__ = ["Outage"]
-
 
 class Outage:
     """Log of the failures of one operation that is tried again until it succeeds.

@@ -33,21 +33,6 @@ from typing import Any, TypeVar
 
 from gazette_sdk.errors import UserCodeError
 
-__all__ = [
-    "acontained",
-    "call",
-    "call_each",
-    "check_raised",
-    "contained",
-    "described",
-    "encodable",
-    "error_of",
-    "exit_within",
-    "is_cancellation",
-    "notify",
-    "text_of",
-]
-
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)

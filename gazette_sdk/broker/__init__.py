@@ -3,15 +3,24 @@
 The journal service is a plain async object without gRPC and HTTP; thin fronts carry it. In
 reading order:
 
-- `service`: all calls: authorize, validate, resolve, serve or proxy; with `authorize`, `listing`
-  (List and Apply), `read` and `fragments.rpc`.
-- `resolver`, `replica`, `slot`: the route of a journal, and this broker's replica of it.
-- `append`: the append state machine and its driver, from the client's stream to the answer.
-- `replication`: the streams from a primary to its peers, and their other end.
-- `spool`: the fragment that is being written, as files that survive the process.
-- `recovery`: heads and spools of an earlier process: verified, in quarantine, used or truncated.
-- `fragments`: the index of a journal's bytes, listings of its stores, and uploads.
-- `api`: the fronts: in process, stream transport, gRPC, HTTP and JSON.
-- `config`, `process`: a whole broker: start, drain, stop. `departure`: the last one leaves.
-  `metrics`: their counters.
+- ``authorize``: Admission of changes of journals by their caller's claims (protocol section 12).
+- ``metrics``: Metrics of the broker (broker section 19), without those of stores and of the
+  allocator.
+- ``listing``: Listing: List, with its watch, and Apply (broker section 14).
+- ``config``: Configuration of a broker.
+- ``failover``: Fail-over before a lease ends: dead brokers are deposed, cut or frozen replicas
+  replaced.
+- ``spool``: Spools: the fragments that are being written, as files that survive the process.
+- ``read``: Serves the reads of a replica (broker section 13).
+- ``api``: Fronts of the journal service: in process, stream transport, gRPC, HTTP and JSON.
+- ``fragments``: Fragments of a journal: their index, listings of the stores, and uploads.
+- ``departure``: Departure of the last broker: what it led is stored, and continues without it.
+- ``replica``: Replica of one journal at one broker, for as long as the journal is assigned to it.
+- ``recovery``: Recovery of heads and spools after the end of a process.
+- ``resolver``: Resolver: the route of a journal, and this broker's replicas (broker section 3).
+- ``append``: Appends at their primary (broker sections 5, 8 and 9).
+- ``replication``: Replication of appends from a primary to its peers (broker section 6).
+- ``service``: The journal service: the calls of a broker, the same for all fronts.
+- ``process``: Broker: its parts, the order of its start, and the order of its end (broker section
+  17).
 """

@@ -9,8 +9,6 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
 from gazette_sdk.protocol.labels import label_set, matches, matches_journal
 
-__all__ = ["admit_change"]
-
 
 def admit_change(
     claims: Claims,

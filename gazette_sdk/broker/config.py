@@ -12,8 +12,6 @@ from gazette_sdk.cluster.membership import LEASE_TTL_S
 from gazette_sdk.protocol.journal_spec import DEFAULT_MAX_REPLICATION
 from gazette_sdk.transport.wire import Tls
 
-__all__ = ["BrokerConfig"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:

@@ -1,4 +1,4 @@
-"""Departure of the last broker: what it led is stored, and goes on without it.
+"""Departure of the last broker: what it led is stored, and continues without it.
 
 A journal waits for the members of its last route (`recovery.last_routes`). If the last broker
 leaves, and all content of a journal that it led is stored and listed, it withdraws the route: the
@@ -22,8 +22,6 @@ from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.errors import EtcdError
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
-
-__all__ = ["Departure", "is_alone", "until_alone"]
 
 LISTED_TIMEOUT_S = 10.0
 """Bound of the wait for listings that show what was stored."""
@@ -113,7 +111,7 @@ class Departure:
     async def _unlisted(self, replicas: Iterable[Replica]) -> AbstractSet[str]:
         """Return the journals that we led whose stores do not list all of their content soon.
 
-        Others would go on before the end of their content.
+        Others would continue before the end of their content.
         """
         storeless = self._persister.storeless
         ends = {

@@ -26,8 +26,6 @@ from gazette_sdk.protocol.durations import encode_varint
 from gazette_sdk.protocol.labels import Matcher, rewrite_prefix
 from gazette_sdk.protocol.rules import attach_endpoints, complete, unrouted_header
 
-__all__ = ["PAGE_JOURNALS", "Listing"]
-
 PAGE_JOURNALS = 25
 """Number of journals in one message. Other tasks of the event loop run between two of them."""
 
@@ -243,7 +241,7 @@ class Listing:
     async def _admit(self, request: pb.ApplyRequest, claims: Claims) -> list[Compare]:
         """Check that claims with a selector allow the changes.
 
-        The current specs are read from Etcd, because the mirror may be behind.
+        The current specs are read from Etcd, because the mirror may be after.
 
         Returns:
             conditions that the specs are still those that were checked.

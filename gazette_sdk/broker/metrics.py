@@ -15,21 +15,6 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-__all__ = [
-    "SERVER_COMPLETED",
-    "SERVER_STARTED",
-    "SPOOLS_COMPLETED",
-    "SPOOLS_PERSISTED",
-    "SPOOL_COMMITS",
-    "SPOOL_COMMIT_BYTES",
-    "SPOOL_ROLLBACKS",
-    "SPOOL_ROLLBACK_BYTES",
-    "UNSTORED_MISSING",
-    "WRITE_HEAD",
-    "PlainMetric",
-    "Tally",
-]
-
 
 class Tally(Collector):
     """Counter without labels as a plain number. Only the event loop changes it.

@@ -4,8 +4,8 @@
 
     broker = Broker(BrokerConfig(suffix="broker-1", endpoint="http://…", …))
     await broker.start()
-    serve(broker.service)            # behind whatever fronts
-    await broker.ended               # until it drained, or cannot go on
+    serve(broker.service)            # after whatever fronts
+    await broker.ended               # until it drained, or cannot continue
     await broker.stop()
 """
 
@@ -63,8 +63,6 @@ from gazette_sdk.protocol.rules import validate_broker_spec
 from gazette_sdk.server.authorization import Authorization
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.stream.wire import ChosenTransport
-
-__all__ = ["Broker", "BrokerConfig"]
 
 SWEEP_PERIOD_S = 60 * 60.0
 """Stores that were not used for this long are closed."""

@@ -1,6 +1,6 @@
 """Serves the reads of a replica (broker section 13).
 
-A read yields metadata messages, and content behind them. Content of a local fragment is not read
+A read yields metadata messages, and content after them. Content of a local fragment is not read
 here: a :class:`FileSpan` names its place in the file, from which a front sends it. Content of
 stored fragments is read and decompressed in threads, one batch ahead of the content being sent.
 """
@@ -22,8 +22,6 @@ from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path
 from gazette_sdk.protocol.rules import complete
-
-__all__ = ["READ_URL_TTL_S", "FileSpan", "ReadItem", "ReadServer"]
 
 READ_URL_TTL_S: Final = 60.0
 """Lifetime of the URLs which reads carry: a client uses them at once."""
@@ -81,7 +79,7 @@ class ReadServer:
             chunk_bytes: greatest content of one message.
 
         Yields:
-            metadata, and the content behind it. The read ends when the request is satisfied, and
+            metadata, and the content after it. The read ends when the request is satisfied, and
             when the replica ends.
 
         Raises:

@@ -24,8 +24,6 @@ from gazette_sdk.broker.spool.spool import Spool
 from gazette_sdk.cluster.broker_keys import BrokerAssignment, JournalEntry
 from gazette_sdk.protocol import broker_pb2 as pb
 
-__all__ = ["ReadyRoute", "Replica", "ReplicaParts"]
-
 _log = logging.getLogger(__name__)
 
 
@@ -80,7 +78,7 @@ class Replica:
         parts: what the broker gives.
         recovered: closed fragments that are not stored yet, of an earlier process or replica.
         predecessor: this broker's replica of the very same journal which is being shut down. The
-            new one has no spool until that has ended, and goes on where it ended: so that never
+            new one has no spool until that has ended, and continues where it ended: so that never
             two spools of a journal are written, and nothing is forgotten in between.
         ready: what has to fire before it has a spool: until then nothing is appended here, by a
             client or by a peer. It has fired where none is given.
@@ -174,7 +172,7 @@ class Replica:
         *,
         is_primary: bool,
     ) -> bool:
-        """Return True if it goes on as the replica of ``item``.
+        """Return True if it continues as the replica of ``item``.
 
         Not if the journal was deleted and created again: nothing of the old one may come back.
         And not if we are no longer its primary: the spool has to be closed, and stored.
@@ -246,8 +244,8 @@ class Replica:
         """Note that the members of a written route have what they agreed on; see :meth:`agree`.
 
         Not before the route is written, with as many members as the journal's replication
-        requires: if they were lost, others might go on without what only these have. But as soon
-        as it is: these members go on behind all of it, with this broker or without.
+        requires: if they were lost, others might continue without what only these have. But as soon
+        as it is: these members continue after all of it, with this broker or without.
         """
         fragment, pipeline.synchronized = pipeline.synchronized, None
         if fragment is not None:
@@ -332,12 +330,12 @@ class Replica:
 
         Content that we committed as the primary, and that others did not acknowledge, is given
         up, unless we have another replica of the journal, which the others synchronize with:
-        brokers that go on without us may write other bytes at these offsets, and the store must
+        brokers that continue without us may write other bytes at these offsets, and the store must
         not have both.
 
         Args:
             is_replaced: returns True if we have another replica of the journal.
-            is_continued: returns True if others go on with the journal without us, so that our
+            is_continued: returns True if others continue with the journal without us, so that our
                 head is old. Both are called at the end.
         """
         pipeline = await self.pipeline.take()

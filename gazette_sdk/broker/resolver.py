@@ -30,8 +30,6 @@ from gazette_sdk.protocol.labels import matches_journal
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.protocol.rules import attach_endpoints, equivalent, route_of
 
-__all__ = ["MISSING_ID", "Resolution", "Resolver", "StoppingError"]
-
 MISSING_ID = pb.ProcessSpec.ID(zone="local-BrokerSpec", suffix="missing-from-Etcd")
 """Our id once our member key is removed: a draining broker can still proxy."""
 

@@ -37,8 +37,6 @@ from gazette_sdk.server.call import Call
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wire import AppendItem, ReplicateItem, Target
 
-__all__ = ["JournalService", "ReadItem"]
-
 ReadItem = pb.ReadResponse | FileSpan | bytes
 """Item of a read: metadata, or content which continues where the item before it ended."""
 

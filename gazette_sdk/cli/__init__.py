@@ -11,14 +11,29 @@ import gRPC.
 
 In reading order:
 
-- ``entry``: what the scripts ``gazette`` and ``gazctl`` call
-- ``gazctl`` and ``gazette``: the two programs, each a table of commands
-- ``command``: commands; ``program``: parsing of command lines; ``usage``: help texts;
-  ``failure``: error messages; ``configuration``: ``print-config``; ``completion``: scripts for
-  shells; ``settings``: options of ``print-config``, ``dev`` and ``attach-uuids``
-- ``client``: connections to brokers; ``concurrency``: concurrent calls; ``documents``: YAML
-  documents; ``formats``: tables, JSON and protobuf text; ``progress``: progress bars
-- ``journals``: the commands of ``gazctl journals``; ``edit_loop``: editing of specs
-- ``attach_uuids``: ``gazctl attach-uuids``
-- ``serve``: ``gazette serve``; ``dev``: ``gazette dev``; ``bench``: ``gazette bench``
+- ``application``: Applications that a command line names.
+- ``dev_consumers``: Consumer processes that run beside ``gazette dev``, found in its Etcd.
+- ``entry``: Entry points of the programs, which Ctrl-C ends quietly also while they are imported.
+- ``formats``: Output formats: tables for people, JSON and protobuf text for programs (cli 4.1).
+- ``program``: Programs with commands: parsing of command lines, and exit statuses (cli section
+  1).
+- ``client``: Connections of tools to brokers and consumer processes, and their options (cli
+  section 2).
+- ``completion``: ``completion``: scripts with which shells complete command lines.
+- ``edit_loop``: Editing of specs in the user's editor, until they are applied or discarded (cli
+  section 6).
+- ``serve``: ``gazette serve``: a production broker (cli section 3.1).
+- ``bench``: ``gazette bench``: measure a cluster as its users see it, and verify every message.
+- ``settings``: Options that several commands share.
+- ``attach_uuids``: ``gazctl attach-uuids`` (cli section 9).
+- ``dev``: ``gazette dev``: a complete local cluster in the foreground.
+- ``journals``: The commands of ``gazctl journals`` (cli section 5).
+- ``spark``: ``gazette spark``: pipelines of :mod:`gazette_spark.pipelines` on any Spark cluster.
+- ``allocator``: The commands of ``gazette allocator``.
+- ``run_consumer``: ``gazette run-consumer``: a process that runs shards of an application (shard
+  section 13).
+- ``shards``: Commands of ``gazctl shards`` (cli section 8).
+- ``gazctl``: ``gazctl``: the tool of operators (cli section 4).
+- ``gazette``: ``gazette``: brokers (cli section 3), clusters for development, benchmarks and dry
+  runs.
 """

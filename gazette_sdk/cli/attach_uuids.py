@@ -14,8 +14,6 @@ from gazette_sdk.cli.settings import ATTACH_UUIDS
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.message.uuid import OUTSIDE_TXN, Stamp, new_producer_id
 
-__all__ = ["Template", "lines_of", "run"]
-
 BLOCK_BYTES = 1 << 20
 """Size of one read of a file."""
 

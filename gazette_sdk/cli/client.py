@@ -17,19 +17,6 @@ if TYPE_CHECKING:
     from gazette_sdk.shard.consumer.client import ShardClient
     from gazette_sdk.transport.base import Transport
 
-__all__ = [
-    "ADDRESS_ALIASES",
-    "BROKER_CLIENT",
-    "CONSUMER_CLIENT",
-    "SHARDS_BROKER_CLIENT",
-    "SHARDS_ZONE",
-    "ZONE",
-    "BrokerClientSettings",
-    "ConnectionSettings",
-    "check_address",
-    "open_broker",
-    "open_consumer",
-]
 
 DEFAULT_ADDRESS = "http://localhost:8080"
 """Address of a broker, or of a consumer process, where none is given."""
@@ -182,7 +169,7 @@ async def open_consumer(invocation: Invocation) -> AsyncIterator[ShardClient]:
             run beside ``gazette dev``, or none.
         EtcdError: the Etcd of ``gazette dev`` does not answer.
     """
-    from gazette_sdk.cli.dev import find_consumer  # noqa: PLC0415 - lazy
+    from gazette_sdk.cli.dev_consumers import find_consumer  # noqa: PLC0415 - lazy
     from gazette_sdk.protocol.authorization import FixedToken, authority_for  # noqa: PLC0415 - lazy
     from gazette_sdk.shard.consumer.client import ShardClient  # noqa: PLC0415 - lazy
 

@@ -18,7 +18,6 @@ from gazette_sdk.server.options import BoundOption
 if TYPE_CHECKING:
     from gazette_sdk.cli.program import Program
 
-__all__ = ["completion_command", "run", "script"]
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -80,7 +79,7 @@ def _parents(program: Program) -> dict[str, list[Command]]:
 
 
 def _values(command: Command, bound: BoundOption) -> str:
-    """Return the choices of an option's values, or the kind of them behind a plus sign."""
+    """Return the choices of an option's values, or the kind of them after a plus sign."""
     if bound.field == "name" and command.completes == "journals":
         return "+journals"
     if bound.kind == "choice":

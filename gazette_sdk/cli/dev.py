@@ -1,10 +1,10 @@
-"""``gazette dev kill``, ``pause``, ``resume``, ``drain``, ``start`` and ``status``.
+"""``gazette dev``: a complete local cluster in the foreground.
+
+``gazette dev kill``, ``pause``, ``resume``, ``drain``, ``start`` and ``status``.
 
 Cluster of ``gazette dev`` with several brokers: a process for each, and controls.
 
 Consumer processes that run beside ``gazette dev``, found in its Etcd.
-
-``gazette dev``: a complete local cluster in the foreground.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import re
 import sys
-from contextlib import aclosing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,17 +21,12 @@ import orjson
 from gazette_sdk.cli.formats import NONE, write_table
 from gazette_sdk.cli.program import Invocation
 from gazette_sdk.cli.settings import DEV, DEV_CONTROL, DevSettings
-from gazette_sdk.cluster.etcd import Etcd
-from gazette_sdk.cluster.etcd_messages import prefix_end
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.local_cluster import LocalCluster
 from gazette_sdk.local_cluster.control import BrokerStatus, Control, ControlServer, call
-from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.server.process import StopSignal
 from gazette_sdk.server.settings import LOGGING, LoggingSettings
-from gazette_sdk.shard.consumer.embedded import etcd_of_dev
-from gazette_sdk.shard.consumer.process import CONSUMERS_PREFIX
 
 
 async def kill(invocation: Invocation) -> None:
@@ -142,58 +135,6 @@ class DevProcesses:
             GazetteError: the failure.
         """
         await asyncio.to_thread(self._cluster.wait_for_failure)
-
-
-_MEMBER = re.compile(rb"(.+)/members/[^#]+#[^#]+")
-"""Key of a member; keys of items have no ``#``, those of assignments three."""
-
-_REMEDY = "give the address of one of its processes with --consumer.address or CONSUMER_ADDRESS"
-
-
-async def find_consumer(broker: str) -> str | None:
-    """Return the endpoint of a process of the only application that runs beside ``gazette dev``.
-
-    Args:
-        broker: address of a broker.
-
-    Returns:
-        The endpoint; None if the broker is not of ``gazette dev``, or does not answer.
-
-    Raises:
-        ConfigurationError: no application runs, or there are several.
-        EtcdError: Etcd does not answer.
-    """
-    try:
-        address = await asyncio.to_thread(
-            etcd_of_dev, broker, remedy=_REMEDY, broker_remedy=_REMEDY
-        )
-    except ConfigurationError:
-        return None
-    endpoints = await _endpoints(address)
-    if not endpoints:
-        raise ConfigurationError(
-            f"no consumer process runs beside the broker at {broker}; start one with `gazette "
-            f"run-consumer MODULE:APPLICATION`, or {_REMEDY}"
-        )
-    if len(endpoints) > 1:
-        running = ", ".join(f"{name} at {endpoint}" for name, endpoint in sorted(endpoints.items()))
-        raise ConfigurationError(f"several applications run, {running}: {_REMEDY}")
-    [endpoint] = endpoints.values()
-    return endpoint
-
-
-async def _endpoints(etcd: str) -> dict[str, str]:
-    """Return a process' endpoint for each application with keys at their usual place."""
-    root = f"{CONSUMERS_PREFIX}/".encode()
-    async with aclosing(await Etcd.connect(etcd)) as client:
-        found = await client.range(root, prefix_end(root))
-    endpoints: dict[str, str] = {}
-    for entry in found.entries:
-        member = _MEMBER.fullmatch(entry.key.removeprefix(root))
-        if member is not None:
-            spec = cpb.ConsumerSpec.FromString(entry.value)
-            endpoints.setdefault(member[1].decode(), spec.process_spec.endpoint)
-    return endpoints
 
 
 _HOW_TO = """\

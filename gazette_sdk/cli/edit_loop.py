@@ -13,8 +13,6 @@ from pathlib import Path
 from gazette_sdk.cli.program import CommandFailedError, explain
 from gazette_sdk.errors import GazetteError
 
-__all__ = ["edit"]
-
 NOTE = "#⚙"
 PROBLEM = "#⚠"
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import importlib
 
-__all__ = ["INTERRUPTED", "gazctl", "gazette"]
-
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended, as in shells."""
 

@@ -1,6 +1,6 @@
-"""YAML documents that a command line names: a file, or standard input.
+"""Output formats: tables for people, JSON and protobuf text for programs (cli 4.1).
 
-Output formats: tables for people, JSON and protobuf text for programs (cli 4.1).
+YAML documents that a command line names: a file, or standard input.
 
 Progress bars on a terminal.
 """

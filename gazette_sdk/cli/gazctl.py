@@ -20,8 +20,6 @@ from gazette_sdk.cli.shards.commands import COMMANDS as SHARDS
 from gazette_sdk.server.options import Group
 from gazette_sdk.server.settings import LoggingSettings
 
-__all__ = ["GAZCTL", "main"]
-
 _JOURNALS_LOGGING = Group("journals.Logging", LoggingSettings, prefix="log.", env_prefix="LOG_")
 _SHARDS_LOGGING = Group("shards.Logging", LoggingSettings, prefix="log.", env_prefix="LOG_")
 

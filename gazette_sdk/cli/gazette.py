@@ -21,8 +21,6 @@ from gazette_sdk.cli.spark.commands import SPARK_COMMANDS
 from gazette_sdk.server.options import Group
 from gazette_sdk.server.settings import BROKER, DEBUG, ETCD, LOGGING
 
-__all__ = ["GAZETTE", "main"]
-
 _SERVE = Command(
     "serve",
     "Serve journals as a broker of a cluster",

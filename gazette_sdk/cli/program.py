@@ -1,12 +1,12 @@
-"""Concurrent calls with a limit.
+"""Programs with commands: parsing of command lines, and exit statuses (cli section 1).
+
+Concurrent calls with a limit.
 
 Errors as users see them: one line on standard error, and an exit status.
 
 Help texts of programs and commands.
 
 Commands: their options, their help, and the function that runs them.
-
-Programs with commands: parsing of command lines, and exit statuses (cli section 1).
 """
 
 from __future__ import annotations
@@ -378,7 +378,7 @@ class Program:
         """Run the command that a command line names.
 
         Args:
-            arguments: the arguments behind the program's name; by default this process's.
+            arguments: the arguments after the program's name; by default this process's.
 
         Returns:
             The exit status.

@@ -1,6 +1,6 @@
-"""Life of a serving command: start, serve until the first signal, drain (cli section 3.1).
+"""``gazette serve``: a production broker (cli section 3.1).
 
-``gazette serve``: a production broker (cli section 3.1).
+Life of a serving command: start, serve until the first signal, drain (cli section 3.1).
 
 ``gazette spools``: care of the spool directory of a broker on this machine.
 """

@@ -1,8 +1,10 @@
-"""``print-config``: the effective configuration as an INI file.
-
-Options that commands of journals and of shards share, as annotated types of their fields.
+"""Options that several commands share.
 
 Options of ``attach-uuids``, ``print-config`` and ``dev``.
+
+``print-config``: the effective configuration as an INI file.
+
+Options that commands of journals and of shards share, as annotated types of their fields.
 
 Options of ``gazette run-consumer`` (cli section 4, shard section 13).
 """

@@ -6,26 +6,26 @@ prefix in memory, and follows its changes; the member announced first also alloc
 
 In reading order:
 
-* :mod:`~gazette_sdk.cluster.etcd_server`, :mod:`~gazette_sdk.cluster.etcd_server`,
-  :mod:`~gazette_sdk.cluster.child_process`: a real etcd as a child process, for embedded and local
-  clusters,
-* :mod:`~gazette_sdk.cluster.etcd`: the Etcd client, on
-  :mod:`~gazette_sdk.cluster.etcd_messages` and :mod:`~gazette_sdk.cluster.etcd_connections`,
-* :mod:`~gazette_sdk.cluster.etcd_connections`, :mod:`~gazette_sdk.cluster.etcd_connections`: the
-  members of Etcd, and the connection in use,
-* :mod:`~gazette_sdk.cluster.lease`, :mod:`~gazette_sdk.cluster.lease`: when a lease is
-  renewed, on which thread, and over which connection,
-* :mod:`~gazette_sdk.cluster.keyspace`: the mirror of a prefix,
-* :mod:`~gazette_sdk.cluster.keys`, :mod:`~gazette_sdk.cluster.items`: items, members and
-  assignments; their keys, their mirror and its look-ups,
-* :mod:`~gazette_sdk.cluster.broker_keys`, :mod:`~gazette_sdk.cluster.consumer_keys`: the values
-  that brokers and consumers store there,
-* :mod:`~gazette_sdk.cluster.membership`: a process's lease and announcement,
-* :mod:`~gazette_sdk.cluster.items`, :mod:`~gazette_sdk.cluster.items`: who this process is
-  in the cluster, and what it runs for the items that are assigned to it,
-* :mod:`~gazette_sdk.cluster.items`: creation, change and deletion of items,
-* :mod:`~gazette_sdk.cluster.allocator`: assignment of items to members,
-* :mod:`~gazette_sdk.cluster.membership`: all of them together, for one process.
+- ``child_process``: Child process that dies with this process, also if that is killed.
+- ``etcd_messages``: Requests to Etcd and its responses, as plain dataclasses.
+- ``keys``: Names of the keys of a cluster: items, members and assignments (allocator section 1).
+- ``etcd_connections``: Connections to the members of an Etcd cluster: one is in use, another one
+  replaces it.
+- ``etcd_server``: Embedded etcd: a child process, for embedded clusters and tests.
+- ``lease``: Lease of a process in Etcd: its life on the clock since boot, and the schedule of its
+  renewals.
+- ``etcd``: Etcd client: ranges at a revision, transactions, leases, watches.
+- ``keyspace``: KeySpace: a local mirror of all keys of Etcd under one prefix (allocator section
+  2).
+- ``items``: Items of a cluster: their key space, their changes, and those of this process.
+- ``allocator``: Allocator: assignment of a cluster's items to its members.
+- ``verification``: Verification of members that may be dead, brokers and consumers: a dead one
+  loses its lease.
+- ``broker_keys``: Keys and values of brokers in Etcd: journals, brokers, and assignments of
+  journals to brokers.
+- ``consumer_keys``: Keys and values of consumers in Etcd: shards, processes, and assignments of
+  shards to processes.
+- ``membership``: Membership of a process in its cluster (allocator section 4).
 """
 
 from gazette_sdk.cluster.allocator import Allocation, run_allocator

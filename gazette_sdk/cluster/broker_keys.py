@@ -32,20 +32,6 @@ from gazette_sdk.protocol.rules import (
     validate_route,
 )
 
-__all__ = [
-    "WITHDRAWN_ROUTE",
-    "BrokerAssignment",
-    "BrokerEntry",
-    "BrokerKeySpace",
-    "JournalAllocation",
-    "JournalEntry",
-    "implied_route",
-    "is_consistent",
-    "is_withdrawn",
-    "route_value",
-    "withdrawn_route",
-]
-
 WITHDRAWN_ROUTE = pb.Route(primary=NO_PRIMARY).SerializeToString()
 """Value of the assignment of a journal whose last broker left with all content stored, without an
 offset. It decodes like that of an assignment which has not synchronized, which has no bytes."""
@@ -55,7 +41,7 @@ def withdrawn_route(stored_end: int) -> pb.Route:
     """Return the route of a journal whose last broker left with all content stored.
 
     Args:
-        stored_end: offset of its end. A journal does not go on before it.
+        stored_end: offset of its end. A journal does not continue before it.
     """
     return pb.Route(primary=NO_PRIMARY, stored_end=stored_end)
 

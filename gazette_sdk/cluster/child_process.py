@@ -17,8 +17,6 @@ from pathlib import Path
 
 from gazette_sdk.errors import GazetteError
 
-__all__ = ["ENDED", "LOCK_TIMEOUT_S", "ChildProcess"]
-
 ENDED = b"GAZETTE_CHILD_ENDED"
 """Datagram that is sent to the socket of a child's notifications when it has ended."""
 

@@ -29,15 +29,6 @@ from gazette_sdk.protocol.shard_spec import (
     validate_shard_spec,
 )
 
-__all__ = [
-    "ConsumerEntry",
-    "ConsumerKeySpace",
-    "ShardAllocation",
-    "ShardAssignment",
-    "ShardEntry",
-    "is_consistent",
-]
-
 ShardEntry = ItemEntry[cpb.ShardSpec]
 ConsumerEntry = MemberEntry[cpb.ConsumerSpec]
 ShardAssignment = AssignmentEntry[cpb.ReplicaStatus]

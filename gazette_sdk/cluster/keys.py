@@ -13,19 +13,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = [
-    "assignment_key",
-    "assignments_prefix",
-    "item_assignments_prefix",
-    "item_key",
-    "items_prefix",
-    "member_key",
-    "members_prefix",
-    "parse_assignment",
-    "parse_item",
-    "parse_member",
-]
-
 _SLOT = re.compile(r"[+-]?[0-9]+")
 
 
@@ -66,19 +53,19 @@ def assignment_key(root: str, item: str, zone: str, suffix: str, slot: int) -> b
 
 
 def parse_item(section: str) -> str:
-    """Return the id of an item, from its key behind ``ROOT/items/``, or raise ValueError."""
+    """Return the id of an item, from its key after ``ROOT/items/``, or raise ValueError."""
     (item,) = _split(section, 1)
     return item
 
 
 def parse_member(section: str) -> tuple[str, str]:
-    """Return zone and suffix of a member, from its key behind ``ROOT/members/``, or raise."""
+    """Return zone and suffix of a member, from its key after ``ROOT/members/``, or raise."""
     zone, suffix = _split(section, 2)
     return zone, suffix
 
 
 def parse_assignment(section: str) -> tuple[str, str, str, int]:
-    """Return item, zone, suffix and slot, from a key behind ``ROOT/assign/``, or raise."""
+    """Return item, zone, suffix and slot, from a key after ``ROOT/assign/``, or raise."""
     item, zone, suffix, slot = _split(section, 4)
     if not _SLOT.fullmatch(slot):
         raise ValueError(f"the slot {slot!r} is no number")

@@ -30,18 +30,6 @@ from gazette_sdk.errors import (
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 
-__all__ = [
-    "Change",
-    "Continuity",
-    "Decoder",
-    "Entry",
-    "HistoryMark",
-    "KeySpace",
-    "check_root",
-    "compare_history",
-    "restart_delay_s",
-]
-
 PAGE_ENTRIES = 1000
 """Number of keys in one page of a load: bounds the size of a response."""
 
@@ -309,7 +297,7 @@ class KeySpace:
                         reached = (
                             last.events[-1].kv.mod_revision if last.events else last.header.revision
                         )
-                        # Another member of Etcd may be behind the one that was watched before.
+                        # Another member of Etcd may be after the one that was watched before.
                         resume = max(resume, reached + 1)
             finally:
                 reader.cancel()

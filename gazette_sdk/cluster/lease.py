@@ -1,12 +1,4 @@
-"""Renewal of a lease over the connections of an Etcd client, on a thread beside its event loop.
-
-:func:`keep_alive` drives the state machine of :mod:`~gazette_sdk.cluster.lease`. Each
-renewal is a task of its own, so that a second one can go over another connection while the first
-has no answer. :func:`run_beside` gives it a thread with an event loop, so that no work of the
-client's loop delays a renewal; the thread sees if that loop is alive.
-
-Times are those of :func:`boot_s`: Etcd counts on while this machine is suspended, and the clock of
-an event loop does not.
+"""Lease of a process in Etcd: its life on the clock since boot, and the schedule of its renewals.
 
 Schedule of the renewals of a lease: a pure state machine.
 
@@ -23,7 +15,17 @@ Rules:
 * The lease belongs to an event loop, its owner, and is renewed on a thread beside it. No renewal is
   sent while the owner's last sign of life is too old: the lease of a loop that is stuck ends.
 
-:func:`step` is the table. The driver is :func:`gazette_sdk.cluster.lease.keep_alive`.
+:func:`step` is the table. The driver is :func:`gazette_sdk.cluster.etcd_lease.keep_alive`.
+
+Renewal of a lease over the connections of an Etcd client, on a thread beside its event loop.
+
+:func:`keep_alive` drives the state machine of :mod:`~gazette_sdk.cluster.lease_renewal`. Each
+renewal is a task of its own, so that a second one can go over another connection while the first
+has no answer. :func:`run_beside` gives it a thread with an event loop, so that no work of the
+client's loop delays a renewal; the thread sees if that loop is alive.
+
+Times are those of :func:`boot_s`: Etcd counts on while this machine is suspended, and the clock of
+an event loop does not.
 """
 
 from __future__ import annotations

@@ -468,7 +468,7 @@ class MemberProcess:
         """Note a fatal error, unless it has ended before."""
         if not self.ended.done():
             self.ended.set_exception(error)
-            self.ended.exception()  # retrieved: nobody awaits it while the process is stopped
+            self.ended.exception()  # retrieved: no one awaits it while the process is stopped
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or self.ended.done():

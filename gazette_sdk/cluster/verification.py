@@ -24,7 +24,7 @@ They stand below ``/gazette_sdk/failover{root}``, outside the cluster's own pref
 A challenge is created by one verifier at a time. The challenged deletes it. So does every
 other member which reaches its endpoint: a member that others hear is never deposed.
 
-Dial of a member's endpoint: tells a dead process from one that cannot be reached.
+Dial of a member's endpoint: distinguishes a dead process from one that cannot be reached.
 
 Connections to the members that follow this one, whose end is evidence that a member died.
 
@@ -605,7 +605,7 @@ class Verifier:
                 )
 
     def suspect(self, peer: pb.ProcessSpec.ID, reason: object) -> None:
-        """Verify that a member lives; again, if that is going on.
+        """Verify that a member lives; again, if that is continuing.
 
         Args:
             peer: the member.

@@ -4,15 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = [
-    "ClosedError",
-    "ConfigurationError",
-    "GazetteError",
-    "ReentrantCallError",
-    "UserCodeError",
-    "ValidationError",
-]
-
 
 class GazetteError(Exception):
     """Base of all errors that this package raises.

@@ -4,15 +4,6 @@ from __future__ import annotations
 
 from gazette_sdk.errors.base import GazetteError
 
-__all__ = [
-    "CallCancelledError",
-    "CallError",
-    "DeadlineExceededError",
-    "StreamProtocolError",
-    "UnauthenticatedError",
-    "UnavailableError",
-]
-
 
 class CallError(GazetteError):
     """A call ended without a response. An append may be written or not.

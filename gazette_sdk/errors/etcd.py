@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from gazette_sdk.errors.base import GazetteError
 
-__all__ = ["EtcdCompactedError", "EtcdError", "EtcdUnavailableError", "LeaseLostError"]
-
 
 class EtcdError(GazetteError):
     """Etcd failed, or refused a request.

@@ -6,28 +6,6 @@ from typing import ClassVar
 
 from gazette_sdk.errors.base import GazetteError
 
-__all__ = [
-    "STATUS_NAMES",
-    "EtcdTransactionFailedError",
-    "FragmentStoreUnhealthyError",
-    "IndexHasGreaterOffsetError",
-    "InsufficientJournalBrokersError",
-    "JournalExistsError",
-    "JournalNotFoundError",
-    "NoJournalPrimaryBrokerError",
-    "NotAllowedError",
-    "NotJournalBrokerError",
-    "NotJournalPrimaryBrokerError",
-    "OffsetNotYetAvailableError",
-    "ProposalMismatchError",
-    "RegisterMismatchError",
-    "StatusError",
-    "SuspendedError",
-    "WrongAppendOffsetError",
-    "WrongRouteError",
-    "for_status",
-]
-
 STATUS_NAMES = (
     "OK",
     "JOURNAL_NOT_FOUND",
@@ -139,7 +117,7 @@ class NotJournalBrokerError(StatusError):
 
 
 class OffsetNotYetAvailableError(StatusError):
-    """A read begins behind the write head, or a read that does not block arrived there.
+    """A read begins after the write head, or a read that does not block arrived there.
 
     Remedy: read with ``block=True`` to wait for content. If the offset is of a journal that was
     created again, read with ``Reader(on_missing="begin")`` or ``"end"``.
@@ -202,7 +180,7 @@ class WrongAppendOffsetError(StatusError):
 
 
 class IndexHasGreaterOffsetError(StatusError):
-    """Stored fragments end behind the write head of the brokers, so their newest content is lost.
+    """Stored fragments end after the write head of the brokers, so their newest content is lost.
 
     Remedy: start the former brokers with their spool directories again. If they are lost for good,
     run ``gazctl journals reset-head``, which accepts the loss.

@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from gazette_sdk.errors.base import GazetteError
 
-__all__ = [
-    "BackPressureError",
-    "CheckpointMismatchError",
-    "DecodeError",
-    "DeliveryTimeoutError",
-    "DesyncError",
-    "FramingError",
-    "MappingError",
-    "OversizedFrameError",
-    "TornFrameError",
-]
-
 
 class FramingError(GazetteError):
     """Malformed bytes of a journal, which cannot be decoded as messages; or no known framing.
 
     Remedy: check that the journal's ``content-type`` label is right, and that its framing is
-    registered. ``Reader(on_error="skip")`` continues behind malformed bytes.
+    registered. ``Reader(on_error="skip")`` continues after malformed bytes.
     """
 
 

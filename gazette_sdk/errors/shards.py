@@ -4,14 +4,6 @@ from __future__ import annotations
 
 from gazette_sdk.errors.base import GazetteError
 
-__all__ = [
-    "FencedError",
-    "RecoveryError",
-    "ShardStatusError",
-    "ShardStoreError",
-    "UnreadableStateError",
-]
-
 
 class RecoveryError(GazetteError):
     """A recovery log cannot be played back, or continued.
@@ -25,8 +17,8 @@ class RecoveryError(GazetteError):
 class FencedError(GazetteError):
     """Another process has taken over the shard, and this one cannot commit any more.
 
-    Remedy: none is needed. The shard goes on at its new primary, and this process stops its own. If
-    no other process should run it, look for one with ``gazctl shards list``.
+    Remedy: none is needed. The shard continues at its new primary, and this process stops its own.
+    If no other process should run it, look for one with ``gazctl shards list``.
     """
 
 

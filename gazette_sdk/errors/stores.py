@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from gazette_sdk.errors.base import GazetteError
 
-__all__ = ["CorruptFragmentError", "FragmentNotFoundError", "StoreAuthorizationError", "StoreError"]
-
 
 class StoreError(GazetteError):
     """A fragment store failed.
@@ -41,7 +39,7 @@ class StoreAuthorizationError(StoreError):
 class FragmentNotFoundError(StoreError):
     """A fragment is not in its store.
 
-    Remedy: if it was removed on purpose, read on through the broker: readers continue behind the
+    Remedy: if it was removed on purpose, read on through the broker: readers continue after the
     gap. Otherwise put the file back under its name.
     """
 
@@ -50,5 +48,5 @@ class CorruptFragmentError(StoreError):
     """A stored fragment's content does not match its name.
 
     Remedy: put a good copy of the file in its place, from a backup or another store, or remove it.
-    Readers continue behind the gap when the content behind it is six hours old.
+    Readers continue after the gap when the content after it is six hours old.
     """

@@ -6,16 +6,14 @@ may read them directly.
 
 In reading order:
 
-- :mod:`~gazette_sdk.fragment.codecs`: compression and decompression of a fragment's content.
-- :mod:`~gazette_sdk.fragment.content`: look-up of an offset among overlapping fragments.
-- :mod:`~gazette_sdk.fragment.stores`: directories, S3, Google and Azure behind one small interface.
-- :mod:`~gazette_sdk.fragment.listing`: listing of a journal's stored fragments.
-- :mod:`~gazette_sdk.fragment.content`: reading and verifying a stored fragment.
-- :mod:`~gazette_sdk.fragment.listing`: reading a fragment by the URL that a broker sent;
-  :mod:`~gazette_sdk.fragment.content`: its GET, which follows no redirect.
-- :mod:`~gazette_sdk.fragment.health`: health checks of a store in the background.
-- :mod:`~gazette_sdk.fragment.registry`: the stores of a process, one for each URL.
-- :mod:`~gazette_sdk.fragment.metrics`: metrics of stores.
+- ``codecs``: Compression codecs of fragments (protocol section 7).
+- ``metrics``: Metrics of fragment stores, under the names of the broker's metrics (broker section
+  19).
+- ``stores``: Fragment stores: one class per kind of store, constructed from its URL.
+- ``content``: Reading and verifying a stored fragment (protocol section 7, broker section 13).
+- ``health``: Health checks of a fragment store (broker section 15, "Health check").
+- ``listing``: Listing of a journal's stored fragments (broker section 11).
+- ``registry``: Registry of a process's fragment stores, one for each URL (broker section 15).
 """
 
 from __future__ import annotations

@@ -18,8 +18,6 @@ import zstandard
 
 from gazette_sdk.protocol import broker_pb2 as pb
 
-__all__ = ["CODECS", "CodecError", "Compressor", "compressor", "decompressor"]
-
 CODECS: Final = (
     pb.NONE,
     pb.GZIP,

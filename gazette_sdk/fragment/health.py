@@ -25,8 +25,6 @@ from gazette_sdk.fragment import metrics
 from gazette_sdk.fragment.content import open_without_redirects
 from gazette_sdk.fragment.stores.base import Store, describe
 
-__all__ = ["CHECK_PENDING", "StoreHealth", "check_delete", "check_store", "next_delay"]
-
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)

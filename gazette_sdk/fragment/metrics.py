@@ -4,16 +4,6 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
-__all__ = [
-    "STORE_ACTIVE",
-    "STORE_HEALTH_CHECKS",
-    "STORE_LIST_ITEMS",
-    "STORE_OPERATIONS",
-    "STORE_OPERATION_SECONDS",
-    "STORE_PUT_BYTES",
-    "remove_store",
-]
-
 STORE_ACTIVE = Gauge("gazette_store_active", "Fragment stores which are open.")
 
 STORE_OPERATIONS = Counter(

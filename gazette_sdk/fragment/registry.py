@@ -13,8 +13,6 @@ from gazette_sdk.fragment import metrics
 from gazette_sdk.fragment.health import StoreHealth
 from gazette_sdk.fragment.stores import Store, open_store
 
-__all__ = ["TEMPORARY_CHECKS_MAX", "StoreRegistry"]
-
 TEMPORARY_CHECKS_MAX = 4
 """Greatest number of stores that are checked at a time without being in use."""
 

@@ -6,12 +6,9 @@ their UUID is stored.
 
 Everything here is pure: no I/O, no clock. In reading order:
 
-- ``base``: the :class:`Framing` interface, and :class:`Frames`, the result of a cut
-- ``json_lines``: ``application/x-ndjson``
-- ``fixed``: ``application/x-protobuf-fixed``, with the rules of a desynchronised stream
-- ``csv``: ``text/csv``, whose records have as many fields as the first record of their stream
-- ``registry``: framings by content type; :func:`register` adds one
-- ``cutter``: cuts a journal's content that is received in chunks of any size
+- ``base``: Interface of a framing: payloads of messages to frames and back.
+- ``csv``: CSV: one record per message, quoted only where needed (message section 8).
+- ``registry``: Framings by content type, process-wide (message section 5).
 """
 
 from gazette_sdk.framing.base import Cut, Cutter, FixedProtobuf, Frames, Framing, JsonLines

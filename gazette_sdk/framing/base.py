@@ -37,11 +37,11 @@ class Frames:
 
     Attributes:
         begins: index of each frame's first byte, ascending.
-        ends: index behind each frame's last byte; as many as ``begins``.
-        consumed: number of leading bytes of the buffer that are cut. The bytes behind them are
+        ends: index after each frame's last byte; as many as ``begins``.
+        consumed: number of leading bytes of the buffer that are cut. The bytes after them are
             the begin of a frame that is not complete.
-        error: the error behind the frames, if any. Its ``offset`` is an index of the buffer. The
-            bad bytes are consumed, so that another cut goes on behind them: the skipped bytes of a
+        error: the error after the frames, if any. Its ``offset`` is an index of the buffer. The
+            bad bytes are consumed, so that another cut continues after them: the skipped bytes of a
             :class:`~gazette_sdk.errors.DesyncError`, or the one frame of a
             :class:`~gazette_sdk.errors.DecodeError`. Only a
             :class:`~gazette_sdk.errors.TornFrameError`, at the end, leaves its bytes.
@@ -75,7 +75,7 @@ class Framing(abc.ABC):
         form: form of payloads, ``"json"``, ``"protobuf"`` or ``"csv"``: selects the adapter
             between a message's class and payloads.
         header_bytes: length of a frame's header before the payload.
-        trailer_bytes: length of a frame's trailer behind the payload.
+        trailer_bytes: length of a frame's trailer after the payload.
         frame_bytes_max: greatest length of a frame that is published and read. A longer one is
             not kept in memory. Set it on a class, or on a framing that you register, in all
             publishers and readers, to have longer messages.

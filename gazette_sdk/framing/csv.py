@@ -18,8 +18,6 @@ import numpy.typing as npt
 from gazette_sdk.errors import DecodeError, FramingError, TornFrameError
 from gazette_sdk.framing.base import Buffer, Frames, Framing
 
-__all__ = ["Csv"]
-
 _LINE_FEED = 0x0A
 _RETURN = 0x0D
 _QUOTE = 0x22
@@ -92,7 +90,7 @@ def _without_end(record: bytes) -> bytes:
 class _Bulk(NamedTuple):
     """Records of a window: the begin, end and number of fields of each.
 
-    ``at`` is the index behind the last line; ``is_bad`` is True if the record there has a quote at
+    ``at`` is the index after the last line; ``is_bad`` is True if the record there has a quote at
     a wrong place.
     """
 
@@ -119,7 +117,7 @@ class _Scanner:
 
     Attributes:
         at: number of bytes of the record that were scanned.
-        state: state behind them.
+        state: state after them.
         fields: number of fields that have ended.
         error: the error of the record, if any. The record ends at the end of that line.
         error_at: position of the error, counted from the record's begin.
@@ -166,7 +164,7 @@ class _Scanner:
             self._end_field(buffer, begin)
 
     def _scan_quoted(self, buffer: Buffer, begin: int, *, final: bool) -> bool:
-        """Scan up to the next quote. Return False if more content is needed to go on."""
+        """Scan up to the next quote. Return False if more content is needed to continue."""
         found = buffer.find(b'"', begin + self.at)
         if found < 0:
             self.at = len(buffer) - begin
@@ -236,7 +234,7 @@ class _Stream(Csv):
         return end
 
     def cut(self, buffer: Buffer, *, searched: int = 0, final: bool = False) -> Frames:
-        """Find all whole records behind the bytes that earlier cuts consumed."""
+        """Find all whole records after the bytes that earlier cuts consumed."""
         scanner, self._scanner = self._scanner, None
         if searched != self._scanned_bytes:
             scanner = None
@@ -283,7 +281,7 @@ class _Stream(Csv):
         return True
 
     def _cut_one(self, buffer: Buffer, frames: Frames, scanner: _Scanner, *, final: bool) -> bool:
-        """Cut the record behind the consumed bytes. Return True if it is whole and good."""
+        """Cut the record after the consumed bytes. Return True if it is whole and good."""
         begin = frames.consumed
         if not scanner.scan(buffer, begin, final=final):
             if final:
@@ -361,7 +359,7 @@ _BESIDE_QUOTE[[_COMMA, _LINE_FEED, _QUOTE]] = True
 
 
 def _first_bad_quote(content: npt.NDArray[np.uint8], quotes: npt.NDArray[np.int64]) -> int | None:
-    """Return the index of the first quote at a wrong place, as far as the content behind is known.
+    """Return the index of the first quote at a wrong place, as far as the content after is known.
 
     Quotes open and close in turn: an opening one is at a field's begin, a closing one at its end,
     and a doubled one closes and opens.

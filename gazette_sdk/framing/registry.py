@@ -6,8 +6,6 @@ from gazette_sdk.errors import FramingError
 from gazette_sdk.framing.base import FixedProtobuf, Framing, JsonLines
 from gazette_sdk.framing.csv import Csv
 
-__all__ = ["NO_FRAMING_REMEDY", "framing_for", "register"]
-
 NO_FRAMING_REMEDY = (
     "give the journal a content type with a framing, as with Journals().update(NAME,"
     " content_type='application/x-ndjson') for JSON lines, or register a framing"

@@ -2,11 +2,9 @@
 
 Read in this order:
 
-- ``admin``: :class:`Journals`, for plain code and coroutines
-- ``journal``: :class:`Journal`, a listed journal
-- ``options``: values of a journal that callers give, and their defaults
-- ``creation``: partitions of a topic, and defaults that depend on the cluster
-- ``changes``: changes of journals against what exists; transactions and conflicts
+- ``journal``: A listed journal, as a plain dataclass.
+- ``changes``: Changes of journals against what exists: outcomes, transactions and conflicts.
+- ``admin``: Journals of a cluster: create, list, update and delete them.
 """
 
 from gazette_sdk.journals.admin import Journals

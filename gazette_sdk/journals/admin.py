@@ -25,8 +25,6 @@ from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.listing import list_journals
 from gazette_sdk.transport.loop import on_loop, run
 
-__all__ = ["Journals"]
-
 T = TypeVar("T")
 Names: TypeAlias = list[str]
 Listed: TypeAlias = list[Journal]

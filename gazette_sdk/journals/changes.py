@@ -402,7 +402,7 @@ def _creation(name: str, base: pb.JournalSpec, given: JournalOptions) -> Change:
 
 
 def default_replication(brokers: int) -> int:
-    """Return the default number of replicas, with which appends go on while one broker is away."""
+    """Return the default number of replicas, so that appends continue while a broker is away."""
     return min(DEFAULT_REPLICATION, max(1, brokers - 1))
 
 

@@ -3,15 +3,11 @@
 ``gazette dev --brokers 3`` and :func:`gazette_sdk.testing.gazette_cluster` use it. In contrast to
 :mod:`gazette_sdk.embedded`, brokers can be killed, paused and drained one by one.
 
-- ``cluster``: the cluster
-- ``broker``: a broker of it
-- ``etcd_members``: its Etcd
-- ``control``: control of a running cluster by other processes
-- ``view``: waiting for a condition of its keys in Etcd
-- ``ports``: ports that no outgoing connection takes
-- ``names``: names of brokers over a directory
-- ``leases``: leases of brokers that do not serve any more
-- ``specs``: specs that are applied at any revision
+- ``broker``: Broker of a local cluster: one ``gazette serve`` process at a time.
+- ``etcd_members``: Etcd of a local cluster, of one member or several.
+- ``cluster``: Local cluster: Etcd, brokers in processes of their own, and a fragment store in
+  files.
+- ``control``: Control of a running local cluster by other processes.
 """
 
 from gazette_sdk.local_cluster.broker import BrokerState, LocalBroker

@@ -1,6 +1,6 @@
-"""Conditions of the keys of a cluster in Etcd.
+"""Broker of a local cluster: one ``gazette serve`` process at a time.
 
-Broker of a local cluster: one ``gazette serve`` process at a time.
+Conditions of the keys of a cluster in Etcd.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class LocalBroker:
 
     @property
     def ends_by_itself(self) -> bool:
-        """False once the present process was told to end."""
+        """False once the present process was asked to end."""
         return not self._ends_on_purpose
 
     @property

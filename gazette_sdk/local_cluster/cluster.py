@@ -1,10 +1,10 @@
-"""Names of brokers over a data directory.
+"""Local cluster: Etcd, brokers in processes of their own, and a fragment store in files.
+
+Names of brokers over a data directory.
 
 Specs that a program applies to a cluster of its own, at any revision.
 
 Leases of brokers that do not serve any more.
-
-Local cluster: Etcd, brokers in processes of their own, and a fragment store in files.
 """
 
 from __future__ import annotations

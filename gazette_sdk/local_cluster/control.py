@@ -22,8 +22,6 @@ from gazette_sdk.errors import ConfigurationError, GazetteError
 from gazette_sdk.local_cluster.broker import LocalBroker
 from gazette_sdk.local_cluster.cluster import LocalCluster
 
-__all__ = ["BrokerStatus", "Control", "ControlServer", "call"]
-
 FILE = "control.json"
 
 REQUEST_TIMEOUT_S = 10.0
@@ -113,7 +111,7 @@ class ControlServer:
             writer.write(orjson.dumps(await self._answer(line)) + b"\n")
             await writer.drain()
         except (OSError, TimeoutError, ValueError, asyncio.CancelledError):
-            writer.transport.abort()  # nobody waits for the answer, or the cluster stops
+            writer.transport.abort()  # no one waits for the answer, or the cluster stops
         finally:
             self._calls.discard(task)
             writer.close()

@@ -1,6 +1,6 @@
-"""Ports of servers which are started again at the same port.
+"""Etcd of a local cluster, of one member or several.
 
-Etcd of a local cluster, of one member or several.
+Ports of servers which are started again at the same port.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Selection of messages since a time, for readers that begin at a time. Pure.
-
-Decoders of a journal: content to runs of messages, in chunks (message section 12). Pure.
-
-Batches of messages of journals, for one consumer.
+"""Batches of messages of journals, for one consumer.
 
 The :class:`BatchReader` takes the content that a
-:class:`~gazette_sdk.message.fetcher.Fetcher` put into its queue, decodes it by a
-:class:`~gazette_sdk.message.batch_reader.ContentDecoder` for each journal, and asks a
-:class:`~gazette_sdk.message.delivery.Delivery` which messages are delivered, and when. It
+:class:`~gazette_sdk.message.reading.fetcher.Fetcher` put into its queue, decodes it by a
+:class:`~gazette_sdk.message.reading.journal_decoder.ContentDecoder` for each journal, and asks a
+:class:`~gazette_sdk.message.reading.delivery.Delivery` which messages are delivered, and when. It
 does so in the thread or coroutine of its consumer. Messages are envelopes or rows of record
 batches: whatever the decoders return.
+
+Selection of messages since a time, for readers that begin at a time. Pure.
+
+Decoders of a journal: content to runs of messages, in chunks (message section 12). Pure.
 """
 
 from __future__ import annotations
@@ -44,19 +44,20 @@ from gazette_sdk.framing.registry import NO_FRAMING_REMEDY
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.delivery import HORIZON_S, Batch, Delivery, Select
 from gazette_sdk.message.envelope import Envelope
-from gazette_sdk.message.fetcher import Fetcher, reading_loop
-from gazette_sdk.message.kinds import Decoded, Kind, kind_of
-from gazette_sdk.message.plan import (
+from gazette_sdk.message.fetcher import (
     Content,
     ContentQueue,
     Ended,
     Failed,
+    Fetcher,
     Finished,
     Item,
     Jumped,
     Opened,
     Plan,
+    reading_loop,
 )
+from gazette_sdk.message.kinds import Decoded, Kind, kind_of
 from gazette_sdk.message.runs import (
     NO_OFFSETS,
     NO_STAMPS,
@@ -162,7 +163,7 @@ class ContentDecoder(abc.ABC, Generic[T]):
         described: name of what messages are decoded to, for errors.
 
     Attributes:
-        offset: offset behind the last frame that was decoded or skipped.
+        offset: offset after the last frame that was decoded or skipped.
         select_run: returns the messages of a run that are wanted; None if all are.
     """
 
@@ -176,7 +177,7 @@ class ContentDecoder(abc.ABC, Generic[T]):
         self.select_run: Callable[[Run[T]], Run[T]] | None = None
         self._empty = empty
         self._cutter = Cutter(framing, offset)
-        # Frames behind a bad one, and the error behind all frames.
+        # Frames after a bad one, and the error after all frames.
         self._rest: Cut | None = None
         self._behind: FramingError | None = None
 
@@ -192,8 +193,8 @@ class ContentDecoder(abc.ABC, Generic[T]):
         """Decode the next content, in pieces.
 
         Returns:
-            All messages that became whole, and the error behind them, if any: then :attr:`offset`
-            is behind the content that the error is about, and ``feed()`` goes on there.
+            All messages that became whole, and the error after them, if any: then :attr:`offset`
+            is after the content that the error is about, and ``feed()`` continues there.
         """
         if self._rest is not None or self._behind is not None:
             assert not any(pieces), "what stands behind an error comes first"
@@ -201,7 +202,7 @@ class ContentDecoder(abc.ABC, Generic[T]):
         return self._selected(*self._decode_cut(self._cutter.feed(*pieces)))
 
     def finish(self) -> tuple[Run[T], FramingError | None]:
-        """Decode the last content, behind which the journal has no more for now.
+        """Decode the last content, after which the journal has no more for now.
 
         Returns:
             A message that only the end of content made whole, and an error, if there is content
@@ -210,7 +211,7 @@ class ContentDecoder(abc.ABC, Generic[T]):
         return self._selected(*self._decode_cut(self._cutter.finish()))
 
     def jump(self, offset: int) -> FramingError | None:
-        """Go on at a later offset: the content between was deleted.
+        """Continue at a later offset: the content between was deleted.
 
         Returns:
             An error, if the deleted content begins within a message.
@@ -246,7 +247,7 @@ class ContentDecoder(abc.ABC, Generic[T]):
         return self._decode_rest()
 
     def _decode_rest(self) -> tuple[Run[T], FramingError | None]:
-        """Decode the frames that are left up to the first bad one, or the error behind them."""
+        """Decode the frames that are left up to the first bad one, or the error after them."""
         cut, self._rest = self._rest, None
         run = self._empty
         if cut is not None:
@@ -461,7 +462,7 @@ class BatchReader(Generic[T]):
         self._on_error = on_error
         self._decoders: dict[str, ContentDecoder[T]] = {}
         self._opened: dict[str, Opened] = {}
-        # An error behind everything that was delivered of a journal.
+        # An error after everything that was delivered of a journal.
         self._pending: tuple[str, ContentDecoder[T], FramingError] | None = None
         self._failure: Exception | None = None
         self._fetcher: Fetcher | None = None
@@ -481,7 +482,7 @@ class BatchReader(Generic[T]):
         return self._fetcher is not None or bool(self._opened)
 
     def checkpoint(self, left: int = 0, *, horizon_s: float = HORIZON_S) -> Checkpoint:
-        """Return the position of a committed reader: behind the last message that was taken.
+        """Return the position of a committed reader: after the last message that was taken.
 
         Args:
             left: how many messages of the last batch, if that is a sequence, were not taken yet.
@@ -502,7 +503,7 @@ class BatchReader(Generic[T]):
     def offsets(self, left: int = 0) -> dict[str, int]:
         """Return the offset to read on from, by journal; arguments as of :meth:`checkpoint`.
 
-        Loses nothing, but behind a transaction that is open messages may be delivered again.
+        Loses nothing, but after a transaction that is open messages may be delivered again.
         """
         return self._delivery.offsets(left)
 
@@ -605,7 +606,7 @@ class BatchReader(Generic[T]):
 
     @property
     def write_heads(self) -> Mapping[str, int]:
-        """By journal, the write head as the last answer of a broker told it; while it reads."""
+        """By journal, the last write head that a broker reported; while it reads."""
         return {} if self._fetcher is None else self._fetcher.write_heads
 
     @property
@@ -690,7 +691,7 @@ class BatchReader(Generic[T]):
         return self.begin(blocks=blocks)
 
     def _skip_pending(self, journal: str, decoder: ContentDecoder[T], error: FramingError) -> None:
-        """Raise or skip the error behind everything that was delivered."""
+        """Raise or skip the error after everything that was delivered."""
         self._raise_or_skip(error)
         self._pending = None
         if isinstance(error, TornFrameError) and decoder.offset == error.offset:
@@ -854,7 +855,7 @@ class BatchReader(Generic[T]):
     # ------------------------------------------------------------------- close
 
     def close(self) -> None:
-        """End reading. An iteration, in any thread, ends behind its batch."""
+        """End reading. An iteration, in any thread, ends after its batch."""
         fetcher = self._closing()
         if fetcher is not None:
             fetcher.close()

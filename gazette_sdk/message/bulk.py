@@ -1,9 +1,9 @@
-"""Record batches as messages: their rows, of a class made for their columns.
-
-Batches of messages, encoded and stamped in bulk.
+"""Batches of messages, encoded and stamped in bulk.
 
 Beside its own encoding a message costs a key, a slice of the encoded lines and a UUID's text out
 of a matrix: all in loops of C. All messages are checked before the first one is stamped.
+
+Record batches as messages: their rows, of a class made for their columns.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from gazette_sdk.message.kinds import validator_of
 from gazette_sdk.message.kinds.base import Spliced
 from gazette_sdk.message.kinds.json import KEY, own_uuid
 from gazette_sdk.message.mapping import Direct, SelectorMapping, check_mapping, checked_journal
-from gazette_sdk.message.outbox import Outbox
 from gazette_sdk.message.receipt import BatchReceipt
-from gazette_sdk.message.sender import AnyMapping, Sender, Sequences, no_mapping
+from gazette_sdk.message.sender import AnyMapping, Outbox, Sender, Sequences, no_mapping
 from gazette_sdk.message.uuid import PRODUCER_BYTES, TICK, Stamp
 from gazette_sdk.transport.loop import guarded
 from gazette_sdk.user_code import call, call_each
@@ -342,7 +341,7 @@ class _Batch:
         return error
 
     def add(self, slices: list[Slice]) -> BatchReceipt:
-        """Stamp all messages, and add them behind what waits for their journals.
+        """Stamp all messages, and add them after what waits for their journals.
 
         Raises:
             BackPressureError: too much is pending, and waiting is not wanted or not possible.

@@ -1,4 +1,4 @@
-"""Checkpoints: exact positions of readers, from which others go on.
+"""Checkpoints: exact positions of readers, from which others continue.
 
 The stored form is the message ``Checkpoint`` that all consumers store (shard section 1), after a
 seal: a magic and a checksum of the message. To a parser of the message the seal is a field that is

@@ -7,7 +7,7 @@ are read, a :class:`CommittedDelivery` those that are committed.
 Delivery of committed messages in lists, with exact positions within each list. Pure.
 
 A reader's iterators sequence each message as it is taken. A shard takes messages in whole lists,
-and may end a transaction behind any of them: the sequencer then stands at the begin of the list,
+and may end a transaction after any of them: the sequencer then stands at the begin of the list,
 and a checkpoint is computed for the messages that were taken.
 """
 
@@ -61,7 +61,7 @@ class Delivery(Generic[T]):
     """
 
     def __init__(self, offsets: Mapping[str, int] | None = None) -> None:
-        # By journal: the offset behind all runs that were added.
+        # By journal: the offset after all runs that were added.
         self._positions = dict(offsets or {})
         self._run: Run[T] | None = None
         self._delivered: Run[T] | None = None
@@ -112,7 +112,7 @@ class Delivery(Generic[T]):
         raise NotImplementedError
 
     def end_replay(self) -> None:
-        """Go on behind the range :attr:`replay`: all of it was added, and delivered."""
+        """Continue after the range :attr:`replay`: all of it was added, and delivered."""
         raise NotImplementedError
 
     def forget(self, journal: str) -> None:
@@ -155,7 +155,7 @@ class _PlainPart(NamedTuple):
     """Plain part of a run that was delivered as one sequence.
 
     Attributes:
-        stop: index behind its last message in the run.
+        stop: index after its last message in the run.
         visible: indices of the messages that were delivered; None for all.
     """
 
@@ -163,7 +163,7 @@ class _PlainPart(NamedTuple):
     visible: npt.NDArray[np.intp] | None
 
     def taken(self, left: int) -> int:
-        """Return the index behind the last message taken, and the hidden ones behind that."""
+        """Return the index after the last message taken, and the hidden ones after that."""
         if self.visible is None:
             return self.stop - left
         return self.stop if left == 0 else int(self.visible[len(self.visible) - left])
@@ -448,7 +448,7 @@ class ListDelivery(CommittedDelivery[T]):
     def _upcoming(self) -> list[T]:
         """Return the messages of the sequence that is delivered; it is passed by the next call."""
         self._part = self._sequencer.upcoming()
-        if not self._part:  # duplicates, behind which only its end is left
+        if not self._part:  # duplicates, after which only its end is left
             self._sequencer.finish([])
         return self._visible(self._part)
 

@@ -11,8 +11,6 @@ import msgspec
 from gazette_sdk.errors import DecodeError
 from gazette_sdk.message.uuid import RawUuid, UuidParts, parse_uuid, time_of_clock, uuid_of
 
-__all__ = ["Envelope"]
-
 M = TypeVar("M")
 
 
@@ -24,7 +22,7 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
     Attributes:
         journal: name of the journal, as the user gave it.
         begin: offset of the first byte of its frame.
-        end: offset behind the last byte of its frame.
+        end: offset after the last byte of its frame.
         message: the message.
         raw_uuid: its UUID as it is written in the message; see :attr:`uuid`.
     """

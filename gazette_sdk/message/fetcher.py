@@ -2,15 +2,29 @@
 
 One task per journal moves content into a bounded queue. The consumer takes it from there, and
 cuts, decodes and sequences it in its own thread or coroutine.
+
+The bounded queue between the coroutines that fetch journals and their one consumer.
+
+Offsets at which the reads of journals begin, and whether the journals have them.
+
+Plan of a reader: which journals it reads, and from which offsets to which.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal, NamedTuple, TypeAlias
 
 from gazette_sdk.errors import (
+    CheckpointMismatchError,
     ClosedError,
     ConfigurationError,
     GazetteError,
@@ -21,27 +35,541 @@ from gazette_sdk.errors import (
     UnavailableError,
     ValidationError,
 )
-from gazette_sdk.message.plan import (
-    ContentQueue,
-    Ended,
-    Failed,
-    Finished,
-    Jumped,
-    Opened,
-    Plan,
-    Positions,
-)
+from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.labels import CONTENT_TYPE, journal_selector, topic_hint, value_of
-from gazette_sdk.protocol.names import strip_meta
+from gazette_sdk.protocol.labels import (
+    CONTENT_TYPE,
+    journal_selector,
+    parse_selector,
+    topic_hint,
+    value_of,
+)
+from gazette_sdk.protocol.names import strip_meta, validate_journal
 from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.journal_reader import OffsetJumpError, RetryReader
+from gazette_sdk.transport.journal_reader import (
+    OffsetJumpError,
+    RetryReader,
+    begin_mod_time_of,
+    read_metadata,
+)
 from gazette_sdk.transport.listing import NO_ANSWER, WatchedList, list_journals
 from gazette_sdk.transport.loop import home_loop, is_running, sdk_loop
 
+CONTENT_BYTES_MAX = 512 << 10
+"""Default limit of content that is delivered as one item, unless a single read returns more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Begin of the read of a journal.
+
+    Attributes:
+        journal: name of the journal, as the user gave it.
+        content_type: its ``content-type`` label.
+        offset: offset at which the read begins; -1 for the write head.
+        continues: True if the read continues where an earlier read of this reader ended, because
+            the journal left the listing for a while.
+        create_revision: Etcd revision at which the journal was created; 0 if it is not known.
+        is_new: True if the position that was given is not of this journal: the states of its
+            producers are not, either.
+        spec: the journal as it was listed; None if it was not.
+    """
+
+    journal: str
+    content_type: str
+    offset: int
+    continues: bool
+    create_revision: int
+    is_new: bool = False
+    spec: pb.JournalSpec | None = field(default=None, compare=False, repr=False)
+
+    def at(self, offset: int) -> Opened:
+        """Return the same journal, read from another offset."""
+        return dataclasses.replace(self, offset=offset, continues=False)
+
+
+class Content:
+    """Content that continues where the journal's last item ended."""
+
+    __slots__ = ("journal", "length_bytes", "pieces")
+
+    def __init__(self, journal: str, content: bytes) -> None:
+        self.journal = journal
+        self.length_bytes = len(content)
+        self.pieces = [content]
+
+
+@dataclass(frozen=True, slots=True)
+class Jumped:
+    """Gap in a journal: its next content begins at this offset."""
+
+    journal: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """End of the read of a journal, at its write head or at the end offset."""
+
+    journal: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Error that ends all reads."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """End of the queue."""
+
+
+Item: TypeAlias = Opened | Content | Jumped | Ended | Failed | Finished
+"""An item of the queue."""
+
+
+class ContentQueue:
+    """Queue of items, with a bound of the content among them.
+
+    Coroutines of one event loop put items. One consumer takes them: a thread, or a coroutine of
+    any loop. The consumer first waits and then pops, so that an interrupt of the wait loses
+    nothing.
+
+    Args:
+        loop: event loop of the coroutines that put items.
+        bytes_max: limit of the content in the queue. One item more may be put.
+        item_bytes_max: content up to this length is joined to the last item of its journal that
+            is still in the queue: large items cost less than many small ones.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        bytes_max: int,
+        item_bytes_max: int = CONTENT_BYTES_MAX,
+    ) -> None:
+        self.loop = loop
+        self.queued_bytes = 0
+        self._bytes_max = bytes_max
+        self._resume_bytes = bytes_max - bytes_max // 4
+        self._item_bytes_max = item_bytes_max
+        self._items: deque[Item] = deque()
+        # Content in the queue that may grow, by journal.
+        self._growing: dict[str, Content] = {}
+        # Held while content is joined, or removed.
+        self._lock = threading.RLock()
+        self._has_room = asyncio.Event()
+        self._room_awaited = False
+        # A thread that waits acquires its gate twice; put() releases it. This wakes a thread
+        # faster than a condition variable does.
+        self._gate: threading.Lock | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    # ---------------------------------------------------- coroutines of the loop
+
+    @property
+    def is_full(self) -> bool:
+        """True if :meth:`room` would wait."""
+        return self.queued_bytes >= self._bytes_max
+
+    async def room(self) -> None:
+        """Wait while the queue is full."""
+        while self.is_full:
+            self._has_room.clear()
+            self._room_awaited = True
+            if self.is_full:  # else the consumer popped an item before the flag was set
+                await self._has_room.wait()
+
+    def put(self, item: Item) -> None:
+        """Add an item, and wake the consumer."""
+        if not isinstance(item, Failed | Finished):
+            self._growing.pop(item.journal, None)
+        self._items.append(item)
+        self._wake()
+
+    def put_content(self, journal: str, content: bytes) -> None:
+        """Add content, to the journal's last item or as a new one, and wake the consumer."""
+        length = len(content)
+        with self._lock:
+            self.queued_bytes += length
+            last = self._growing.get(journal)
+            if last is not None and last.length_bytes + length <= self._item_bytes_max:
+                last.pieces.append(content)
+                last.length_bytes += length
+                return
+            self._growing[journal] = item = Content(journal, content)
+        self._items.append(item)
+        self._wake()
+
+    def _wake(self) -> None:
+        gate, self._gate = self._gate, None
+        if gate is not None:
+            gate.release()
+        waiter, self._waiter = self._waiter, None
+        if waiter is None:
+            return
+        loop = waiter.get_loop()
+        if loop is self.loop:
+            _resolve(waiter)
+        else:
+            with contextlib.suppress(RuntimeError):  # the consumer's loop is closed
+                loop.call_soon_threadsafe(_resolve, waiter)
+
+    # --------------------------------------------------------------- the consumer
+
+    @property
+    def is_empty(self) -> bool:
+        """True if :meth:`pop` has nothing to remove."""
+        return not self._items
+
+    def wait(self) -> None:
+        """Block until the queue has an item."""
+        while not self._items:
+            gate = threading.Lock()
+            gate.acquire()
+            self._gate = gate
+            if self._items:  # put before the gate was set
+                return
+            gate.acquire()
+
+    async def wait_async(self) -> None:
+        """Wait until the queue has an item. Other coroutines run at least once meanwhile."""
+        if self._items:
+            await asyncio.sleep(0)
+        while not self._items:
+            waiter = self._waiter = asyncio.get_running_loop().create_future()
+            if self._items:  # put before the waiter was set
+                return
+            await waiter
+
+    def pop(self) -> Item:
+        """Remove the first item. Only after :meth:`wait` or :meth:`wait_async`."""
+        with self._lock:
+            item = self._items.popleft()
+            if not isinstance(item, Content):
+                return item
+            if self._growing.get(item.journal) is item:
+                self._growing.pop(item.journal, None)  # put() holds no lock
+            self.queued_bytes -= item.length_bytes
+        # To wake the loop is expensive: it is done only where a coroutine waits for room.
+        if self._room_awaited and self.queued_bytes <= self._resume_bytes:
+            self._room_awaited = False
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and ended the reads
+                self.loop.call_soon_threadsafe(self._has_room.set)
+        return item
+
+
+def _resolve(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
 _log = logging.getLogger(__name__)
+
+HEAD_LAG_MAX_S = 5.0
+"""Time for which an offset after the write head is looked up again before it is missing. A broker
+that just took the journal over may not have listed all its fragments."""
+
+ATTEMPTS_MAX = 5
+"""Attempts to find where a journal begins or ends. If none is answered, the read itself meets the
+same failure, and has its own patience."""
+
+ANSWER_TIMEOUT_S = 5.0
+"""Time for each of them."""
+
+
+class Start(NamedTuple):
+    """Begin of the read of a journal.
+
+    Attributes:
+        offset: offset at which it begins; -1 for the write head.
+        continues: an earlier read of this reader ended there.
+        is_new: the position that was given is not of this journal.
+    """
+
+    offset: int
+    continues: bool = False
+    is_new: bool = False
+
+
+class Positions:
+    """Positions of the journals of one reader.
+
+    Args:
+        plan: what to read.
+        transport: how to reach the journals.
+    """
+
+    def __init__(self, plan: Plan, transport: Transport) -> None:
+        self._plan = plan
+        self._transport = transport
+        # By name and create revision: where the read of a journal that left the listing ended.
+        self._ended_at: dict[tuple[str, int], int] = {}
+        self._revisions = dict(plan.revisions)
+        # Positions that the user gave, and that were not verified yet.
+        self._unverified = set() if plan.is_verified else {*plan.offsets, *plan.revisions}
+
+    def ended(self, name: str, revision: int, offset: int) -> None:
+        """Note where a read of a journal ended."""
+        self._ended_at[name, revision] = offset
+
+    async def start(self, name: str, revision: int, *, is_new: bool) -> Start:
+        """Return where the read of a journal begins.
+
+        Args:
+            name: name of the journal.
+            revision: its create revision; 0 if it is not known.
+            is_new: True if it was created after reading began: it is read from its begin.
+
+        Raises:
+            CheckpointMismatchError: the position is of an earlier journal of that name.
+            OffsetNotYetAvailableError: the position is after the write head.
+            GazetteError: the write head could not be found.
+        """
+        before = self._revisions.get(name, 0)
+        self._revisions[name] = revision or before
+        is_other = bool(before and revision) and before != revision
+        ended_at = self._ended_at.get((name, revision))
+        if ended_at is not None:
+            return Start(ended_at, continues=True)
+        offset = self._plan.offsets.get(name, 0 if is_new else self._plan.begin)
+        if name not in self._unverified:
+            if is_other or is_new or name in self._plan.offsets or self._plan.since is None:
+                return Start(0 if is_other else offset)
+            return Start(await self._offset_since(name, self._plan.since))
+        self._unverified.discard(name)
+        missing = (
+            _mismatch(name, offset) if is_other else await self._behind_write_head(name, offset)
+        )
+        if missing is None:
+            return Start(offset)
+        if self._plan.on_missing == "raise":
+            raise missing
+        _log.warning("%s; reading begins at its %s", missing, self._plan.on_missing)
+        return Start(0 if self._plan.on_missing == "begin" else -1, is_new=True)
+
+    async def _behind_write_head(self, name: str, offset: int) -> GazetteError | None:
+        """Return an error if an offset is after the write head of its journal."""
+        if offset <= 0:
+            return None
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + HEAD_LAG_MAX_S
+        while True:
+            found = await self._metadata(name, -1)
+            head = 0 if found is None else max(found.write_head, found.offset)
+            if found is None or head >= offset:
+                return None
+            if loop.time() >= ends_at:
+                return OffsetNotYetAvailableError(
+                    f"offset {offset} is behind the write head, which is {head}:"
+                    " content was lost, or the offset is of another journal",
+                    journal=name,
+                    offset=offset,
+                )
+            await pause(1)
+
+    async def _offset_since(self, name: str, since: datetime) -> int:
+        """Return an offset before the first message since a time, by the age of fragments.
+
+        If a broker does not answer, it is 0: decoders leave out earlier messages in any case.
+        """
+        found = await self._metadata(name, 0, begin_mod_time=begin_mod_time_of(since))
+        return 0 if found is None else found.offset
+
+    async def _metadata(
+        self, name: str, offset: int, *, begin_mod_time: int = 0
+    ) -> pb.ReadResponse | None:
+        """Return metadata of a journal; None if it is suspended, or no broker answers."""
+        for attempt in range(ATTEMPTS_MAX):
+            try:
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    return await read_metadata(
+                        self._transport, name, offset, begin_mod_time=begin_mod_time
+                    )
+            except (SuspendedError, JournalNotFoundError):
+                break
+            except (GazetteError, TimeoutError):
+                await pause(attempt)
+        return None
+
+
+def _mismatch(name: str, offset: int) -> GazetteError:
+    return CheckpointMismatchError(
+        f"{name}: the checkpoint is of an earlier journal of this name, which was deleted;"
+        ' Reader(on_missing="begin") reads it from its begin, and on_missing="end" from its write'
+        " head; if the content is the same, give offsets=checkpoint.offsets instead",
+        journal=name,
+        offset=offset,
+    )
+
+
+Offsets: TypeAlias = Literal["begin", "end"] | Mapping[str, int] | datetime | None
+"""Offsets at which a reader begins: the begin of all journals, their write heads, by journal, or
+at the first message since a time."""
+
+OnMissing: TypeAlias = Literal["raise", "begin", "end"]
+"""Treatment of a position that its journal does not have: raise an error, or begin at the journal's
+begin or write head instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Journals to read, with their offsets.
+
+    Attributes:
+        selector: label selector of the journals; None for names alone.
+        names: names of journals. One beside a selector precedes it, if the journal exists.
+        text: selector or name as the user gave it, for errors.
+        block: follow the write heads, and the listing.
+        begin: offset at which journals begin that ``offsets`` does not name; -1 is the head.
+        offsets: offsets at which journals begin, by journal.
+        end_offsets: offsets at which journals end, by journal.
+        since: time of the first message of journals that ``offsets`` does not name; None for all.
+        revisions: create revisions of journals that were read before, by journal. One that was
+            created anew is read from its begin.
+        item_bytes_max: limit of the content of a journal that is decoded at once.
+        on_missing: treatment of an offset, or create revision, that its journal does not have.
+        is_verified: True if the positions were read before, and are not verified again.
+        is_fixed: True if exactly the named journals are read: one that vanishes is an error. Else
+            one is waited for, and read again once it is created.
+    """
+
+    selector: pb.LabelSelector | None
+    names: tuple[str, ...]
+    text: str
+    block: bool
+    begin: int
+    offsets: Mapping[str, int]
+    end_offsets: Mapping[str, int]
+    since: datetime | None = None
+    revisions: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    item_bytes_max: int = CONTENT_BYTES_MAX
+    on_missing: OnMissing = "raise"
+    is_verified: bool = False
+    is_fixed: bool = False
+
+    def continued(self, offsets: Mapping[str, int], opened: Mapping[str, Opened]) -> Plan:
+        """Return the plan to read on after this one: new journals are read from their begin."""
+        revisions = {
+            **self.revisions,
+            **{name: each.create_revision for name, each in opened.items() if each.create_revision},
+        }
+        return dataclasses.replace(
+            self, begin=0, offsets=dict(offsets), revisions=revisions, is_verified=True
+        )
+
+    def restored(self, checkpoint: Checkpoint) -> Plan:
+        """Return the plan to read on after a checkpoint.
+
+        Raises:
+            ConfigurationError: the plan has an offset of a journal in the checkpoint.
+        """
+        twice = sorted(self.offsets.keys() & checkpoint.offsets.keys())
+        if twice:
+            raise ConfigurationError(
+                f"both checkpoint= and offsets= say where {twice[0]} begins; leave it out of"
+                " offsets="
+            )
+        return dataclasses.replace(
+            self,
+            offsets={**self.offsets, **checkpoint.offsets},
+            revisions=checkpoint.create_revisions,
+        )
+
+
+def plan_of(
+    selector: str | None,
+    name: str | None,
+    *,
+    block: bool,
+    offsets: Offsets,
+    end_offsets: Mapping[str, int] | None,
+    on_missing: OnMissing = "raise",
+) -> Plan:
+    """Return the plan of a reader's arguments, see :class:`~gazette_sdk.message.Reader`.
+
+    Raises:
+        ConfigurationError: they do not go together, or are not known.
+        ValidationError: the selector, or the name, is malformed.
+    """
+    _check_types(selector, name, offsets)
+    if (selector is None) == (name is None):
+        raise ConfigurationError(
+            "a Reader takes either a selector or a name: give one, such as Reader(dict, 'topic=t')"
+        )
+    wanted = None
+    if selector is None:
+        assert name is not None
+        validate_journal(name)
+    elif ";" in selector:
+        validate_journal(selector)
+        name = selector
+    else:
+        wanted = parse_selector(selector)
+        # A bare word may be a name, or the selector of a label's existence. It is a name if such
+        # a journal exists.
+        name = selector if _is_name(selector) else None
+    text = selector if selector is not None else name
+    assert text is not None
+    begin = -1 if offsets == "end" else 0
+    by_journal: Mapping[str, int] = {}
+    if isinstance(offsets, str) and offsets not in {"begin", "end"}:
+        raise ConfigurationError(
+            f"offsets={offsets!r}: use 'begin', 'end', a mapping, or a datetime"
+        )
+    since = offsets if isinstance(offsets, datetime) else None
+    if since is not None and since.utcoffset() is None:
+        raise ConfigurationError(
+            f"offsets={offsets!r} has no time zone; give it one, as datetime.now(UTC) has, or"
+            " with .astimezone() if it is local time"
+        )
+    if offsets is not None and not isinstance(offsets, str | datetime):
+        by_journal = dict(offsets)
+    ends = dict(end_offsets or {})
+    for journal, offset in [*by_journal.items(), *ends.items()]:
+        if not isinstance(offset, int) or offset < -1:
+            raise ConfigurationError(
+                f"offset {offset!r} of {journal}: use a byte offset, or -1 for the write head"
+            )
+    if on_missing not in {"raise", "begin", "end"}:
+        raise ConfigurationError(f"on_missing={on_missing!r}: use 'raise', 'begin' or 'end'")
+    names = () if name is None else (name,)
+    return Plan(wanted, names, text, block, begin, by_journal, ends, since, on_missing=on_missing)
+
+
+def _check_types(selector: object, name: object, offsets: object) -> None:
+    """Refuse arguments of other types, which are likely to stand in each other's places.
+
+    Raises:
+        ConfigurationError: there is one.
+    """
+    for text in (selector, name):
+        if text is not None and not isinstance(text, str):
+            raise ConfigurationError(
+                f"{text!r} is no selector or name: give the class of messages first, and then a"
+                " selector, such as Reader(dict, 'topic=t')"
+            )
+    if offsets is not None and not isinstance(offsets, str | Mapping | datetime):
+        raise ConfigurationError(
+            f"offsets={offsets!r}: use 'begin', 'end', a mapping from journals to offsets, or a"
+            " datetime"
+        )
+
+
+def _is_name(text: str) -> bool:
+    if any(operator in text for operator in "=!, ()"):
+        return False
+    try:
+        validate_journal(text)
+    except ValidationError:
+        return False
+    return True
+
 
 AHEAD_BYTES_MAX = 8 << 20
 """Limit of the content of all journals that waits for the consumer: enough to keep it busy during
@@ -87,7 +615,7 @@ class Fetcher:
     Attributes:
         queue: queue of what was fetched.
         owns_transport: the transport is its own.
-        write_heads: by journal, the write head as the last answer of a broker told it.
+        write_heads: by journal, the last write head that a broker reported.
     """
 
     def __init__(
@@ -119,7 +647,7 @@ class Fetcher:
         Args:
             journal: name of the journal, as in its items.
             begin: offset of the first byte.
-            end: offset behind the last byte.
+            end: offset after the last byte.
 
         Returns:
             A queue of ``Content`` and ``Jumped``, then ``Ended`` or ``Failed``, then

@@ -521,7 +521,7 @@ class Watches:
             attempt += 1
 
     def _outlasts(self, error: GazetteError) -> bool:
-        """Return True if the wait goes on after a failure of the watch, which tries again."""
+        """Return True if the wait continues after a failure of the watch, which tries again."""
         return self._timeout_s is None and isinstance(error, UnavailableError)
 
     def _check_open(self) -> None:

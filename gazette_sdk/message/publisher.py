@@ -1,19 +1,4 @@
-"""Publishing: from messages to acknowledged appends (message sections 10 and 11).
-
-In reading order:
-
-- ``publisher``: :class:`~gazette_sdk.message.Publisher`; ``transaction``, and its ``ending``;
-  ``intents``: the acknowledgements of a transaction that is decided.
-- ``sender``: validates, maps, stamps and encodes messages, over ``outbox`` (messages of one
-  journal), ``producer`` (producers of transactions) and ``deferred`` (calls that wait for a
-  listing).
-- ``bulk`` and ``rows``: batches of messages, and of columns.
-- ``receipt``: journal and offsets of what was acknowledged.
-- ``connection``: transport, event loop, appenders and listings of a publisher; ``partitions``:
-  journals of a mapping.
-
-Publishes messages to the journals their mappings choose (message section 11).
-"""
+"""Publishes messages to the journals their mappings choose (message section 11)."""
 
 from __future__ import annotations
 
@@ -28,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from gazette_sdk.errors import BackPressureError, ConfigurationError, GazetteError, MappingError
 from gazette_sdk.message.bulk import publish_batch
 from gazette_sdk.message.mapping import SelectorMapping, check_mapping
-from gazette_sdk.message.outbox import AckIntents
 from gazette_sdk.message.receipt import BatchReceipt, Receipt, ReceiptTimeoutError
-from gazette_sdk.message.sender import AnyMapping, Sender, open_senders
+from gazette_sdk.message.sender import AckIntents, AnyMapping, Sender, open_senders
 from gazette_sdk.message.transaction import (
     PreparedTransaction,
     Transaction,
@@ -50,13 +34,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PENDING_BYTES_MAX = 64 << 20
-"""Encoded messages which are not acknowledged take no more memory than this, unless told so."""
+"""Encoded messages which are not acknowledged take no more memory than this, by default."""
 
 MAPPING_TIMEOUT_S = 30.0
 """Bound of a wait for the first listing of journals."""
 
 DELIVERY_TIMEOUT_S = 120.0
-"""A message that is not acknowledged by then fails, unless told otherwise."""
+"""A message that is not acknowledged by then fails, by default."""
 
 FAILED_TIMEOUT_S = 5.0
 """Bound of the wait for acknowledgements when an exception leaves the publisher's block."""
@@ -202,7 +186,7 @@ class Publisher:
             mapping: instead of the publisher's own.
             save: stores the acknowledgements, when all messages are durable, and before the
                 first is written: ``save(intents)``, which within ``async with`` may return an
-                awaitable. If it raises, nobody knows whether it has stored them: the transaction
+                awaitable. If it raises, no one knows whether it has stored them: the transaction
                 is neither acknowledged nor rolled back.
             timeout: seconds which the end of the block may wait for brokers; None waits until
                 every append has ended.
@@ -422,7 +406,7 @@ def _note_failure(error: BaseException | None) -> Iterator[None]:
 
 
 def _send_what_is_left() -> None:
-    """At the program's end: give messages that nobody waited for some time to be sent."""
+    """At the program's end: give messages that no one waited for some time to be sent."""
     deadline = time.monotonic() + EXIT_TIMEOUT_S
     senders = open_senders()
     _wait_all([append for sender in senders for append in sender.deferred.pending()], deadline)

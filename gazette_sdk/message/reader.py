@@ -1,17 +1,4 @@
-"""Reading: from journals to envelopes, in batches (message sections 12 and 14).
-
-In reading order:
-
-- ``reader``: :class:`~gazette_sdk.message.Reader`; ``plan``: its arguments
-- ``fetcher``: coroutines that fetch content ahead of the consumer; ``content_queue``: the bounded
-  queue between them; ``positions``: where the reads of journals begin
-- ``batch_reader``: batches of messages for the consumer, over ``journal_decoder`` (content to
-  envelopes) and ``delivery`` (which messages are delivered, and the reader's position);
-  ``list_delivery``: the same in lists, for shards
-- ``since``: messages since a time
-
-Reader of messages, for plain code and coroutines (message sections 12 to 14).
-"""
+"""Reader of messages, for plain code and coroutines (message sections 12 to 14)."""
 
 from __future__ import annotations
 
@@ -40,8 +27,8 @@ from gazette_sdk.message.delivery import (
     chosen,
 )
 from gazette_sdk.message.envelope import Envelope
+from gazette_sdk.message.fetcher import Offsets, OnMissing, Opened, plan_of
 from gazette_sdk.message.kinds import validator_of
-from gazette_sdk.message.plan import Offsets, OnMissing, Opened, plan_of
 from gazette_sdk.message.sequencer import Sequencer
 from gazette_sdk.message.uuid import clock_of_time
 from gazette_sdk.transport.base import Transport, check_transport
@@ -75,7 +62,7 @@ class Reader(Closable, AsyncClosable, Generic[M]):
         for envelope in Reader(Order, "topic=orders"):
             print(envelope.journal, envelope.begin, envelope.end, envelope.message)
 
-    Without ``block``, iteration ends at the write heads; another iteration goes on from there.
+    Without ``block``, iteration ends at the write heads; another iteration continues from there.
     Content is fetched ahead in the background and decoded a chunk at a time. After ``break`` or an
     interrupt, another iteration, plain or asynchronous, continues where it stopped. Several threads
     with a ``for`` loop each, or several tasks of one event loop, share the messages: each goes to
@@ -110,11 +97,11 @@ class Reader(Closable, AsyncClosable, Generic[M]):
         end_offsets: offsets at which journals end, by journal, each between two messages.
             Messages of transactions that are open there are not delivered.
         isolation: ``"committed"`` or ``"uncommitted"``; see above.
-        checkpoint: :meth:`checkpoint` of another committed reader, also in its stored form: go on
+        checkpoint: :meth:`checkpoint` of another committed reader, also in its stored form: begin
             exactly there. ``offsets`` are then those of journals that it does not name.
         acknowledgements: deliver acknowledgements of committed messages, too.
         on_missing: treatment of an offset, or a checkpoint, that its journal does not have: an
-            offset behind the write head, or a checkpoint of a journal that was deleted, and
+            offset after the write head, or a checkpoint of a journal that was deleted, and
             created again under its name. ``"raise"``
             :class:`~gazette_sdk.errors.OffsetNotYetAvailableError` or
             :class:`~gazette_sdk.errors.CheckpointMismatchError` when reading begins, or begin at
@@ -220,10 +207,10 @@ class Reader(Closable, AsyncClosable, Generic[M]):
 
     @property
     def offsets(self) -> dict[str, int]:
-        """Offsets to read on from, by journal: behind the last envelope that was taken.
+        """Offsets to read on from, by journal: after the last envelope that was taken.
 
         All journals of the argument ``offsets`` and those read since; -1 is a write head that is
-        not known yet. A committed reader's offsets are not behind the begin of any open
+        not known yet. A committed reader's offsets are not after the begin of any open
         transaction: a reader that begins there loses nothing, but may deliver messages again.
         :meth:`checkpoint` is exact.
         """
@@ -232,9 +219,9 @@ class Reader(Closable, AsyncClosable, Generic[M]):
         return self._batches.offsets(length_hint(self._left))
 
     def checkpoint(self, *, horizon_s: float = HORIZON_S) -> Checkpoint:
-        """Return the position of a committed reader: behind the last envelope that was taken.
+        """Return the position of a committed reader: after the last envelope that was taken.
 
-        A reader with this checkpoint goes on with exactly the next message, even in the middle of
+        A reader with this checkpoint continues with exactly the next message, even in the middle of
         a transaction.
 
         Args:
@@ -266,11 +253,11 @@ class Reader(Closable, AsyncClosable, Generic[M]):
             for batch in Reader(dict, "topic=orders").arrow(schema):
                 print(batch.num_rows, batch.column("cents"))
 
-        :attr:`offsets` and :meth:`checkpoint` are then behind the last row of the last batch that
+        :attr:`offsets` and :meth:`checkpoint` are then after the last row of the last batch that
         was taken. Needs the extra ``arrow``.
 
         Columns are fields of messages, by name; in CSV journals, which have no names, fields
-        behind the UUID, by place. A field without a column is ignored, a column without a field
+        after the UUID, by place. A field without a column is ignored, a column without a field
         is null. A message that does not fit the schema is content that is no message, see
         ``on_error``. Of a class of JSON messages only the key of its UUID is used: objects are not
         validated by the class.
@@ -285,7 +272,7 @@ class Reader(Closable, AsyncClosable, Generic[M]):
             batch_rows: limit of the rows of a batch.
 
         Returns:
-            An iterable and an asynchronous iterable; another iteration goes on where it stopped.
+            An iterable and an asynchronous iterable; another iteration continues where it stopped.
 
         Raises:
             ConfigurationError: the schema is malformed, or is missing and the class has no
@@ -293,10 +280,9 @@ class Reader(Closable, AsyncClosable, Generic[M]):
                 already; or pyarrow is not installed.
         """
         try:
-            from gazette_sdk.message.columns import batches as record_batches
-            from gazette_sdk.message.columns import batches as rows
+            from gazette_sdk.message.columns import batches as record_batches  # noqa: PLC0415 - an extra
             from gazette_sdk.message.columns import decoders  # noqa: PLC0415 - an extra
-            from gazette_sdk.message.columns import schema as message_schema
+            from gazette_sdk.message.columns import schema as message_schema  # noqa: PLC0415
         except ImportError as error:
             raise ConfigurationError(
                 f"columns need pyarrow ({error}): pip install 'gazette-sdk[arrow]'"
@@ -321,8 +307,8 @@ class Reader(Closable, AsyncClosable, Generic[M]):
             batches = BatchReader(
                 dataclasses.replace(self._plan, item_bytes_max=record_batches.ITEM_BYTES_MAX),
                 self._transport,
-                self._decoders(new_decoder, rows.selected),
-                self._new_delivery(rows.selected),
+                self._decoders(new_decoder, record_batches.selected),
+                self._new_delivery(record_batches.selected),
                 on_error=self._on_error,
             )
             self._columns = record_batches.RecordBatches(wanted, batches, batch_rows)
@@ -384,7 +370,7 @@ class Reader(Closable, AsyncClosable, Generic[M]):
     def close(self) -> None:
         """End reading. ``with`` does so.
 
-        An iteration, in any thread, ends behind the envelopes of its chunk.
+        An iteration, in any thread, ends after the envelopes of its chunk.
         """
         self._batches.close()
         if self._columns is not None:

@@ -63,7 +63,7 @@ class Receipt:
 
     @property
     def end(self) -> int:
-        """Offset behind the message's last byte. Raises as :attr:`begin` does."""
+        """Offset after the message's last byte. Raises as :attr:`begin` does."""
         return self._ended().result().commit.begin + self.last
 
     @property
@@ -142,7 +142,7 @@ class Landing:
 
     Attributes:
         begin: offset of the first one's first byte.
-        end: offset behind the last one's last byte. Others' messages may stand between.
+        end: offset after the last one's last byte. Others' messages may stand between.
         count: number of messages.
     """
 

@@ -62,7 +62,7 @@ class Message(NamedTuple, Generic[T]):
     Attributes:
         journal: its journal.
         begin: offset of the first byte of its frame.
-        end: offset behind the last byte of its frame.
+        end: offset after the last byte of its frame.
         producer: id of its producer: six bytes, as a big-endian number.
         clock: its producer's clock; 0 where it has no UUID.
         flags: its flags.
@@ -85,7 +85,7 @@ class Run(Generic[T]):
     Attributes:
         journal: the journal.
         begins: offsets of their frames' first bytes.
-        ends: offsets behind their frames' last bytes.
+        ends: offsets after their frames' last bytes.
         producers: ids of their producers: six bytes each, as big-endian numbers.
         clocks: clocks; 0 where a message has no UUID.
         flags: flags.
@@ -105,7 +105,7 @@ class Run(Generic[T]):
 
     @property
     def end(self) -> int:
-        """Offset behind the last message, of which there is at least one."""
+        """Offset after the last message, of which there is at least one."""
         return int(self.ends[-1])
 
     def messages(self, start: int = 0, stop: int | None = None) -> list[Message[T]]:
@@ -147,7 +147,7 @@ class ShortRun(Run[T]):
 
     @property
     def end(self) -> int:
-        """Offset behind the last message."""
+        """Offset after the last message."""
         return self._messages[-1].end
 
     def messages(self, start: int = 0, stop: int | None = None) -> list[Message[T]]:

@@ -1,29 +1,4 @@
-"""Sequencing: which messages are committed (message section 13). Pure.
-
-In reading order:
-
-- ``run``: messages of a journal as arrays
-- ``sequencer``: :class:`Sequencer`, over ``machine`` (message by message), ``plain_runs`` (in
-  bulk), ``state`` (of each producer) and ``metrics``
-- ``checkpoint``: positions to go on from
-
-State of a sequencer: journals and their producers, and checkpoints of them.
-
-See message sections 13.1 and 13.5.
-
-Plain runs: messages that need no sequencing, found by operations on arrays.
-
-Most messages of journals are plain: messages outside of transactions in the order of their
-clocks, and transactions without messages of other producers between. The
-:class:`~gazette_sdk.message.sequencer.Sequencer` commits such runs at once. All
-functions here are pure.
-
-Core of the sequencer: queueing and delivery, one message at a time.
-
-See message sections 13.2 and 13.3, and
-:class:`~gazette_sdk.message.sequencer.Sequencer`.
-
-Sequencer of messages: selects those that are committed, each once (message section 13).
+"""Sequencer of messages: selects those that are committed, each once (message section 13).
 
 A pure machine: it reads nothing. Its caller queues the messages of any number of journals, each
 journal's in order, and takes after each one the messages to deliver now::
@@ -41,6 +16,22 @@ The call for the next message records that the one before is processed: in a che
 meanwhile it is not processed, unless the caller asks for that.
 
 Messages that need no sequencing are committed in bulk, see :meth:`Sequencer.plain_count`.
+
+State of a sequencer: journals and their producers, and checkpoints of them.
+
+See message sections 13.1 and 13.5.
+
+Plain runs: messages that need no sequencing, found by operations on arrays.
+
+Most messages of journals are plain: messages outside of transactions in the order of their
+clocks, and transactions without messages of other producers between. The
+:class:`~gazette_sdk.message.sequencing.sequencer.Sequencer` commits such runs at once. All
+functions here are pure.
+
+Core of the sequencer: queueing and delivery, one message at a time.
+
+See message sections 13.2 and 13.3, and
+:class:`~gazette_sdk.message.sequencing.sequencer.Sequencer`.
 """
 
 from __future__ import annotations
@@ -103,7 +94,7 @@ class ReplayRange(NamedTuple):
     Attributes:
         journal: the journal.
         begin: offset of its first byte.
-        end: offset behind its last byte. If it equals ``begin``, there is nothing to read.
+        end: offset after its last byte. If it equals ``begin``, there is nothing to read.
     """
 
     journal: str
@@ -459,7 +450,7 @@ class SequencerMachine(Generic[T]):
             that began longer ago are read again when they are acknowledged. At least 1.
         ring_bytes_max: limit of the frames that are kept, beside the newest; None for no limit
             but ``ring_size``.
-        checkpoint: position to go on from.
+        checkpoint: position to continue from.
         time_ns: clock of this machine, in nanoseconds since 1970.
 
     Attributes:
@@ -738,7 +729,7 @@ class SequencerMachine(Generic[T]):
         return True
 
     def end_replay(self) -> None:
-        """Go on with :meth:`step`, behind the range :attr:`replay`.
+        """Continue with :meth:`step`, after the range :attr:`replay`.
 
         Raises:
             RuntimeError: there is no such range.
@@ -882,7 +873,7 @@ class Sequencer(SequencerMachine[T]):
 
     @property
     def position(self) -> Position:
-        """Position of the producer whose sequence is being delivered, behind the last message."""
+        """Position of the producer whose sequence is being delivered, after the last message."""
         state, out = self.delivering, self._outstanding
         assert state is not None, "a sequence is being delivered"
         if out is None:
@@ -967,7 +958,7 @@ class Sequencer(SequencerMachine[T]):
 
         Returns:
             The number of messages up to a boundary: none of them belongs to a transaction that
-            goes on behind. 0 while a sequence is being delivered.
+            continues after. 0 while a sequence is being delivered.
         """
         if self.delivering is not None or start >= len(run):
             return 0
@@ -1000,7 +991,7 @@ class Sequencer(SequencerMachine[T]):
         Args:
             run: the run.
             start: index of the first.
-            stop: index behind the last, at a boundary that :meth:`plain_count` found.
+            stop: index after the last, at a boundary that :meth:`plain_count` found.
 
         Raises:
             RuntimeError: a sequence is being delivered.
@@ -1038,7 +1029,7 @@ class Sequencer(SequencerMachine[T]):
         Args:
             run: the run.
             start: index of the first of its messages that was not committed yet.
-            taken: index behind the last that is processed; anywhere in a plain part, also within
+            taken: index after the last that is processed; anywhere in a plain part, also within
                 a transaction.
             horizon_s: as of :meth:`checkpoint`.
 

@@ -1,14 +1,14 @@
-"""Ends of transactions, as steps which yield what they wait for.
-
-The steps are the same for plain code, which blocks, and for coroutines, which await.
-
-Transactions: messages of several journals which become visible together, or not at all.
+"""Transactions: messages of several journals which become visible together, or not at all.
 
 Messages are written when they are published, but stay invisible to committed readers until an
 acknowledgement follows in their journal. The order in which a transaction ends is what makes it
 atomic (message section 11): all messages are durable, then the acknowledgements are built and,
 if that is wanted, stored, and only then they are written. From the moment they are stored the
 transaction is decided, whatever happens to this process.
+
+Ends of transactions, as steps which yield what they wait for.
+
+The steps are the same for plain code, which blocks, and for coroutines, which await.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from typing import Any, Self, TypeAlias, TypeVar
 
 from gazette_sdk.errors import ClosedError, ConfigurationError, GazetteError
 from gazette_sdk.message.bulk import publish_batch
-from gazette_sdk.message.outbox import AckIntents
 from gazette_sdk.message.receipt import BatchReceipt, Receipt, ReceiptTimeoutError
-from gazette_sdk.message.sender import AnyMapping, Sender, Sequences, ended_error
+from gazette_sdk.message.sender import AckIntents, AnyMapping, Sender, Sequences, ended_error
 from gazette_sdk.transport.append.queue import PendingAppend, all_ended
 from gazette_sdk.user_code import acontained, call
 
@@ -236,7 +235,7 @@ class Transaction:
     def publish(self, message: Any, *, mapping: AnyMapping | None = None) -> Receipt:
         """Publish a message as part of the transaction. See :meth:`Publisher.publish`.
 
-        Its receipt tells when it is durable; it is visible only once the block has ended.
+        Its receipt resolves when it is durable; it is visible only once the block has ended.
 
         Raises:
             ClosedError: the transaction has ended, or the publisher is closed.
@@ -431,7 +430,7 @@ class Transaction:
             return
         lost = [part.failed for part in sequences.parts.values()]
         if len(intents) == 1 and self._save is None and lost[0] is not None:
-            # The acknowledgement was behind the messages, and is lost with them.
+            # The acknowledgement was after the messages, and is lost with them.
             error = lost[0].failure
             assert error is not None
             error.add_note(

@@ -236,7 +236,7 @@ class Stamp:
             first: clock of the first; each further one is a tick later.
             count: how many.
             before: bytes in front of each text.
-            after: bytes behind each text.
+            after: bytes after each text.
 
         Returns:
             A matrix of bytes, one row for each UUID.

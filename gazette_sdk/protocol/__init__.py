@@ -3,25 +3,27 @@
 Specs, fragments, routes and headers *are* the generated messages of ``broker_pb2``; the modules
 here are rules about them and functions over them. In reading order:
 
-- ``names``: names of journals, tokens, clean paths.
-- ``labels``: label sets and their operations; well-known label names.
-- ``selectors``: label selectors, their text, and what they match.
-- ``durations``: Go's duration strings.
-- ``journal_spec``: rules of specs, effective replication, set operations over specs.
-- ``postfix`` (with ``gotime``): templates of the extra path that fragments get in stores.
-- ``fragments``: names of fragments in stores, sums, codecs' extensions.
-- ``urls``: URLs of fragment stores and of processes.
-- ``routes``: process ids, routes, headers.
-- ``rpc``: rules of every request and response.
-- ``service``: the table of calls.
-- ``non_null_fields``: sub-messages that are encoded even when empty.
-- ``varint``: variable-length integers of protobuf's encoding.
-- ``shard_spec``, ``shard_rpcs``, ``shardspace``: the same of shards: rules, set operations, YAML.
-- ``strict_yaml``: YAML documents whose every key and type is known.
-- ``consumer_pb2``: specs, statuses, checkpoints and calls of consumers.
-- ``authorization``: capabilities and bearer tokens.
-- ``journalspace``: trees of specs, and their YAML.
-- ``stream_frames`` and ``stream_calls``: frames and calls of the stream transport.
+- ``durations``: Durations: Go's duration strings, ``google.protobuf.Duration``, and integers of
+  nanoseconds.
+- ``names``: Names, tokens and path components (protocol section 4).
+- ``labels``: Label sets: sorted multi-maps from names to values (protocol sections 5.1 and 16).
+- ``strict_yaml``: Strict YAML: documents whose every key and type is known.
+- ``authorization``: Bearer tokens: capabilities and the journals they allow (protocol section
+  12).
+- ``fragments``: Fragments: their names in stores, their sums, their rules (protocol section 7).
+- ``journal_spec``: Rules of journal specs, and set operations over them (protocol section 6).
+- ``journalspace``: Journal space: specs of many journals as a tree, and as YAML (protocol section
+  14).
+- ``rules``: Rules of requests, responses, routes and headers; the table of calls; their status
+  codes.
+- ``shard_spec``: Rules of shard specs, consumer specs and replica statuses, and functions over
+  them.
+- ``stream_frames``: Frames of the stream transport: encoding and decoding.
+- ``shardspace``: Shard space: specs of many shards with their common part, and as YAML (shard
+  section 12).
+- ``stream_calls``: Calls on the stream transport: which frame may come when, and what it means.
+  Pure.
+- ``served_calls``: Server's state of the calls on one connection.
 
 Rules raise :class:`gazette_sdk.errors.ValidationError` with the dotted path of the field. The rule
 that fails first is part of the contract with other implementations; texts are not. Import the

@@ -25,23 +25,6 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.labels import journal_selector, label_set
 
-__all__ = [
-    "LEEWAY_S",
-    "PASS_THROUGH_KEY",
-    "AllowAll",
-    "Authority",
-    "Authorizer",
-    "Capability",
-    "Claims",
-    "FixedToken",
-    "RequestedClaims",
-    "authority_for",
-    "check_key_lengths",
-    "claims_for",
-    "key_ids",
-    "parse_keys",
-]
-
 LEEWAY_S = 5.0
 """Greatest difference between the clocks of signer and verifier."""
 KEY_BYTES_MIN = 8
@@ -357,7 +340,7 @@ class AllowAll:
         return _EVERYTHING
 
     def identity(self, header: str | None) -> tuple[str, str]:  # noqa: ARG002 - no header is checked
-        """Return empty texts: nobody is known."""
+        """Return empty texts: no one is known."""
         return "", ""
 
 

@@ -224,7 +224,7 @@ def encode_varint(value: int) -> bytes:
 
 
 def decode_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the non-negative number at a position, and the position behind it.
+    """Return the non-negative number at a position, and the position after it.
 
     Returns:
         -1 and ``at`` if the bytes end inside the number, or the number is negative.

@@ -22,24 +22,6 @@ from gazette_sdk.protocol.names import (
     validate_store_url,
 )
 
-__all__ = [
-    "DEFAULT_MAX_REPLICATION",
-    "FLAG_NAMES",
-    "FLUSH_INTERVAL_LEAST_NS",
-    "FRAGMENT_LENGTH_BYTES",
-    "REFRESH_INTERVAL_NS",
-    "REPLICATION",
-    "desired_replication",
-    "intersect_specs",
-    "is_suspended",
-    "may_read",
-    "may_write",
-    "subtract_specs",
-    "union_specs",
-    "validate_content_type",
-    "validate_journal_spec",
-]
-
 DEFAULT_MAX_REPLICATION = 9
 """Greatest number of replicas of a journal, unless the process is configured otherwise."""
 REPLICATION = (1, 5)

@@ -1,4 +1,8 @@
-"""Rules of requests and responses (protocol section 10).
+"""Rules of requests, responses, routes and headers; the table of calls; their status codes.
+
+gRPC's status codes, with which calls end on every wire.
+
+Rules of requests and responses (protocol section 10).
 
 A server validates each request before it acts, a client each response. The rule that fails first
 is part of the contract; texts are not.
@@ -14,8 +18,6 @@ Tables of the calls of the journal service and the shard service: paths, numbers
 
 gRPC paths are those of protocol section 3 and shard section 2; numbers those of the stream
 transport.
-
-gRPC's status codes, with which calls end on every wire.
 """
 
 from __future__ import annotations

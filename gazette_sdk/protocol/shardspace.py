@@ -28,19 +28,6 @@ from gazette_sdk.protocol.durations import from_ns, to_ns
 from gazette_sdk.protocol.shard_spec import intersect_specs, subtract_specs, union_specs
 from gazette_sdk.protocol.strict_yaml import Decoder, Value
 
-__all__ = [
-    "ShardNode",
-    "ShardSpace",
-    "dump",
-    "from_list_response",
-    "hoist",
-    "mark_unpatched_for_deletion",
-    "parse",
-    "patch",
-    "push_down",
-    "to_apply_request",
-]
-
 
 @dataclass(slots=True)
 class ShardNode:

@@ -8,13 +8,13 @@ whose client streams, MESSAGE and CONTENT follow the CALL until END. A call *is 
 END or ABORT was sent, or its STATUS was received; a call of any other method is sent with its
 CALL. Only then may the next CALL follow. ABORT may come for the newest call at any time, also
 after END; older calls can't be aborted, so whoever may want to stop a call early opens no other
-behind it.
+after it.
 
 **What a server sends belongs to the oldest open call**, the oldest without STATUS. Every call
 gets its STATUS, also one that was aborted: this keeps both ends in step.
 
 **Frames cross.** A server may send STATUS before it has read the whole call (an append refused
-at once). The client, which doesn't know yet, goes on sending MESSAGE and CONTENT, and may end
+at once). The client, which doesn't know yet, continues sending MESSAGE and CONTENT, and may end
 with END or ABORT: the server drops these, up to the next CALL. When the STATUS arrives, the
 client stops sending: neither END nor ABORT is needed any more. So a server that sees a CALL
 while the newest call is neither sent nor answered sees a client that is out of step: it ends the
@@ -30,7 +30,7 @@ the service says when it ends a call: for an append, that the journal took it, w
 the code 0. A call that isn't run for this reason ends with the code ABORTED, and isn't a success
 itself, so that a chain of such calls stops at its first failure.
 
-**Leaving.** After GOAWAY neither end opens new calls; those already begun go on. A CALL that
+**Leaving.** After GOAWAY neither end opens new calls; those already begun continue. A CALL that
 crosses the server's GOAWAY is answered with UNAVAILABLE. The client closes the connection when
 its last call has ended; a server without open calls waits for that, for a bounded time.
 
@@ -240,7 +240,7 @@ class Calls:
         return encode(Kind.PONG, payload)
 
     def goaway(self, reason: str) -> bytes:
-        """Return a GOAWAY: no new calls begin. Open ones go on unless the rules were broken."""
+        """Return a GOAWAY: no new calls begin. Open ones continue unless the rules were broken."""
         self.leaving = True
         return encode_goaway(reason)
 
@@ -568,7 +568,7 @@ class ClientCalls(Calls):
         """Abort a call: drop all further frames of it, except its STATUS.
 
         Only the newest call can be aborted at the server. For an older one no bytes are returned,
-        and the server goes on with it.
+        and the server continues with it.
         """
         if not self._needs_frame(call, SendAction.ABORT):
             return b""

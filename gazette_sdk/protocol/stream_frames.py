@@ -445,7 +445,7 @@ class FrameBuffer:
         self._view = memoryview(memory)
 
     def _past_opening(self, begin: int, end: int) -> int:
-        """Return the position behind the part of the opening that was received."""
+        """Return the position after the part of the opening that was received."""
         seen = bytes(self._view[begin : min(end, begin + len(self._opening))])
         if not self._opening.startswith(seen):
             self._opening = b""

@@ -17,27 +17,6 @@ from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol.durations import format_duration, parse_duration
 from gazette_sdk.protocol.names import at
 
-__all__ = [
-    "NESTING_MOST",
-    "Decoder",
-    "Value",
-    "assign",
-    "boolean",
-    "compose",
-    "document",
-    "duration",
-    "duration_text",
-    "enum",
-    "fail",
-    "integer",
-    "labels",
-    "list_of",
-    "mapping",
-    "name_of",
-    "problem_of",
-    "string",
-]
-
 NESTING_MOST = 64
 """Greatest depth of nested directories: a document that contains itself is refused with a clear
 error, before the interpreter's stack overflows."""

@@ -7,20 +7,25 @@ consumers add their services and pages.
 
 In reading order:
 
-- `call`: metadata of one call for a service.
-- `process`: :class:`Server`, all of the following together.
-- `listener`: the public port; `splice`: its connections to the gRPC server; `tls`: certificates.
-- `peer_limits`: limits of each peer; `audit`: the audit log.
-- `outcomes`: errors to status codes, the same for every protocol.
-- `grpc_server`: services on gRPC, with an orderly end of streams.
-- `stream_server`: services on the stream transport, with `stream_connection`, `stream_serving`,
-  `stream_method` and `stream_output`.
-- `http`: mounts, canonical paths, trailers; `http_connection`: bounds in time of one connection;
-  `content_type`: media types of bodies.
-- `authorization`: callers by their tokens; `json_gateway`: RPCs as JSON over HTTP.
-- `debug`: ``/debug/…``; `profiling`: its dumps and profiles; `metrics`: the Prometheus text.
-- `settings`: option groups of a server; `options`: tables of options and sources of values;
-  `ini`: INI files; `secrets`: options from files; `reload`: files that are read again.
-- `limits`: open files.
-- `logging`: records as text, JSON or in colour; `signals`: the first SIGTERM or SIGINT.
+- ``call``: Metadata of one call, as its front received them.
+- ``listener``: Listener: the public port of a server, with every protocol on one socket.
+- ``logging``: Log records as text, JSON or in colour, without secrets.
+- ``metrics``: Metrics in Prometheus' text format, under the names that existing dashboards use.
+- ``spinning_selector``: The event loop of a server, whose selector spins for a moment before it
+  sleeps.
+- ``authorization``: Authorization of callers, and its end in time (protocol section 12).
+- ``http``: HTTP host of a server: mounts of path prefixes, canonical paths, bodies with a
+  trailer.
+- ``options``: Tables of options, and the sources of their values (cli sections 1.1, 1.2 and 1.5).
+- ``splice``: Splicing of the public port's HTTP/2 connections to the gRPC server of the same
+  process.
+- ``grpc_server``: Services on gRPC.
+- ``json_gateway``: Gateway of RPCs as JSON over HTTP, under ``/v1/`` (protocol section 15, shard
+  section 2).
+- ``settings``: Option groups of server processes (cli sections 2 and 3.1).
+- ``tls``: TLS of a server's public port (operations section 1).
+- ``debug``: Diagnostics under ``/debug/`` (operations section 1).
+- ``stream``: Calls of one connection of the stream transport, served in their order.
+- ``stream_server``: The stream transport, at a server.
+- ``process``: Server: a public port and all protocols on it.
 """

@@ -7,15 +7,6 @@ from dataclasses import dataclass
 
 from gazette_sdk.errors import CallError
 
-__all__ = [
-    "CHUNK_BYTES_METADATA",
-    "FOREIGN_CHUNK_BYTES",
-    "MAX_CHUNK_BYTES",
-    "PROXY_HEADER_METADATA",
-    "Call",
-    "call_of",
-]
-
 CHUNK_BYTES_METADATA = "gazette-chunk-bytes"
 """Metadata with which a client of ours asks for bigger read messages."""
 

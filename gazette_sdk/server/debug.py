@@ -1,6 +1,4 @@
-"""State of a running process: tasks, threads, memory and CPU profile.
-
-Diagnostics under ``/debug/`` (operations section 1).
+"""Diagnostics under ``/debug/`` (operations section 1).
 
 ============================  ==================================================================
 ``/debug/ready``              200 as soon as the process serves; checks nothing else
@@ -15,6 +13,8 @@ Diagnostics under ``/debug/`` (operations section 1).
 Any other path is left to later mounts. Where authorization keys are configured, every page but
 ``/debug/ready`` requires a token with the capability LIST and without a selector: the pages show
 all journals of the process.
+
+State of a running process: tasks, threads, memory and CPU profile.
 """
 
 from __future__ import annotations

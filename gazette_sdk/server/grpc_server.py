@@ -35,8 +35,6 @@ from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, Call, call_of
 from gazette_sdk.server.metrics import SUCCESS, Outcome, malformed, meters_of, outcome_of
 from gazette_sdk.server.splice import Splicer
 
-__all__ = ["DEFAULT_MAX_RECEIVE_BYTES", "ActiveCall", "GrpcServer", "Method"]
-
 DEFAULT_MAX_RECEIVE_BYTES = 4 * 1024 * 1024
 """Default of the greatest message accepted."""
 

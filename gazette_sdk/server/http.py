@@ -1,13 +1,13 @@
-"""Media type of a body, guessed from its first bytes as browsers do.
-
-A gateway has no media type of a journal's bytes. The rules are those of the "MIME Sniffing"
-standard of the WHATWG, sections 6 and 7, without the container formats whose header needs parsing.
-
-HTTP host of a server: mounts of path prefixes, canonical paths, bodies with a trailer.
+"""HTTP host of a server: mounts of path prefixes, canonical paths, bodies with a trailer.
 
 aiohttp implements the protocol. Its router is not used: a journal's name is a path, with rules of
 its own. A path that is not canonical is redirected. The mounts get a request in order until one
-answers. :mod:`~gazette_sdk.server.http` has the bounds of a connection.
+answers. :mod:`~gazette_sdk.server.http_connection` has the bounds of a connection.
+
+Media type of a body, guessed from its first bytes as browsers do.
+
+A gateway has no media type of a journal's bytes. The rules are those of the "MIME Sniffing"
+standard of the WHATWG, sections 6 and 7, without the container formats whose header needs parsing.
 
 HTTP connection with bounds in time: for a request's headers, and for its body.
 

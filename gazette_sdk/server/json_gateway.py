@@ -33,8 +33,6 @@ from gazette_sdk.server.call import Call
 from gazette_sdk.server.http import Target
 from gazette_sdk.server.listener import peer_of
 
-__all__ = ["JsonGateway", "JsonStream", "JsonUnary", "message_json"]
-
 BODY_BYTES_MAX = 16 << 10
 """Greatest body of a request. A request is parsed on the event loop, for about a millisecond per
 KiB, and the longest of them is a selector."""

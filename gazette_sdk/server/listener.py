@@ -1,4 +1,11 @@
-"""Limits of clients: connections and calls of each peer, processor time of all unknown ones.
+"""Listener: the public port of a server, with every protocol on one socket.
+
+The protocol of a new connection is determined by its first bytes, or by ALPN of TLS. Then the
+connection, with those bytes, is given to that protocol's own asyncio protocol object, and the
+listener costs it nothing afterwards. A connection of an unknown protocol, or without any bytes for
+some seconds, is closed.
+
+Limits of clients: connections and calls of each peer, processor time of all unknown ones.
 
 A peer is an IP address. An unknown client has no good token, or has not shown it yet.
 
@@ -7,13 +14,6 @@ Acceptor of the connections of a listening socket.
 It takes the place of asyncio's server, which accepts all connections that wait in one turn of the
 event loop. When the process has no free descriptor, that server also logs a traceback and starts a
 timer for each of them.
-
-Listener: the public port of a server, with every protocol on one socket.
-
-The protocol of a new connection is determined by its first bytes, or by ALPN of TLS. Then the
-connection, with those bytes, is given to that protocol's own asyncio protocol object, and the
-listener costs it nothing afterwards. A connection of an unknown protocol, or without any bytes for
-some seconds, is closed.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ RETRY_S = 0.5
 """Pause after the process was out of descriptors or memory. Connections wait in the kernel."""
 
 WARN_PERIOD_S = 60.0
-"""Period of the warnings while this goes on."""
+"""Period of the warnings while this continues."""
 
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
@@ -359,7 +359,7 @@ def find_protocol(
 class Listener:
     """Bound socket (or the two of both loopback addresses) with its protocols.
 
-    Binding and serving are separate steps: the port is known, and nobody else can serve on it, as
+    Binding and serving are separate steps: the port is known, and no one else can serve on it, as
     soon as it is bound. Connections are refused until :meth:`start`. Those of a Unix socket wait.
 
     Args:
@@ -449,7 +449,7 @@ class Listener:
         return port
 
     def bind_unix(self, path: Path) -> None:
-        """Bind a Unix socket; one left behind by a process that is gone is replaced.
+        """Bind a Unix socket; one left after by a process that is gone is replaced.
 
         Raises:
             ConfigurationError: another process serves on it, or it cannot be made.

@@ -19,17 +19,6 @@ import orjson
 
 from gazette_sdk.user_code import encodable, text_of
 
-__all__ = [
-    "LEVELS",
-    "RECENT",
-    "RecentRecords",
-    "configure_logging",
-    "fields_of",
-    "hide_secrets",
-    "is_secret_name",
-    "redact",
-]
-
 LEVELS = {
     "trace": 5,
     "debug": logging.DEBUG,

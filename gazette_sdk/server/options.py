@@ -1,10 +1,4 @@
-"""INI files (cli section 1.3).
-
-``[Section]``, ``Key = value``, comments behind ``;`` or ``#`` on lines of their own, values
-optionally in double quotes with escapes, keys repeated for lists. Sections are compared without
-regard to case.
-
-Tables of options, and the sources of their values (cli sections 1.1, 1.2 and 1.5).
+"""Tables of options, and the sources of their values (cli sections 1.1, 1.2 and 1.5).
 
 A group of options is a pydantic model whose fields are annotated with an :class:`Option`; the
 :class:`Group` adds the names' prefixes and the INI section. From that one table follow the command
@@ -18,6 +12,12 @@ line, the INI file, the environment, the checks of values and ``print-config``::
     etcd = load(ETCD, Sources(arguments.values, find_ini("gazette.ini"), os.environ))
 
 The first source that has an option is used: command line, INI file, environment, default.
+
+INI files (cli section 1.3).
+
+``[Section]``, ``Key = value``, comments after ``;`` or ``#`` on lines of their own, values
+optionally in double quotes with escapes, keys repeated for lists. Sections are compared without
+regard to case.
 """
 
 from __future__ import annotations
@@ -222,8 +222,8 @@ class Option:
     Attributes:
         key: its name in an INI file.
         description: one line of help.
-        long: its long option, behind the group's prefix; by default the field's name.
-        env: its environment variable, behind the group's prefix; by default the field's name.
+        long: its long option, after the group's prefix; by default the field's name.
+        env: its environment variable, after the group's prefix; by default the field's name.
         short: one letter, or empty.
         in_ini: True if an INI file may set it.
     """
@@ -504,7 +504,7 @@ def parse_arguments(groups: Sequence[Group[Any]], arguments: Sequence[str]) -> A
 def first_positional(groups: Sequence[Group[Any]], arguments: Sequence[str]) -> int | None:
     """Return the index of the first argument that is neither an option nor an option's value.
 
-    A command's name is found by it behind options of its parent commands. Unknown options are
+    A command's name is found by it after options of its parent commands. Unknown options are
     assumed to have no value.
 
     Args:

@@ -1,4 +1,6 @@
-"""Limits of the operating system which a server has to raise.
+"""Server: a public port and all protocols on it.
+
+Limits of the operating system which a server has to raise.
 
 Stop signals: SIGTERM and SIGINT ask a server to drain and exit, SIGQUIT to exit without a drain.
 
@@ -9,8 +11,6 @@ Files that a running server reads again: keys and certificates.
 
 A file is read again when its time of modification, its size or its inode has changed, which is
 checked periodically, and at SIGHUP. Orchestrators replace mounted secrets without any signal.
-
-Server: a public port and all protocols on it.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class ReloadedFiles:
     def add(self, subject: str, paths: Sequence[str], reload: Callable[[], None]) -> None:
         """Call ``reload`` when one of the files has changed. Empty paths are ignored.
 
-        If it raises ConfigurationError, the error is logged, and the server goes on with what it
+        If it raises ConfigurationError, the error is logged, and the server continues with what it
         has. The next change is another attempt.
         """
         paths = [path for path in paths if path]

@@ -12,20 +12,6 @@ from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol.authorization import check_key_lengths
 from gazette_sdk.server.options import Group, Option, Seconds, Settings
 
-__all__ = [
-    "BROKER",
-    "DEBUG",
-    "ETCD",
-    "LOGGING",
-    "BrokerSettings",
-    "DebugSettings",
-    "EtcdSettings",
-    "LoggingSettings",
-    "MemberSettings",
-    "ProcessSettings",
-    "pet_name",
-]
-
 
 class LoggingSettings(Settings):
     """Level and format of log records."""

@@ -12,8 +12,6 @@ import time
 
 from gazette_sdk.adaptive_spin import AdaptiveSpin, has_spare_core
 
-__all__ = ["SPIN_S", "SpinningSelector", "new_loop"]
-
 SPIN_S = 0.0001
 """Time to spin before sleeping. A client in plain code publishes again after a third of it."""
 

@@ -27,8 +27,6 @@ from typing import cast
 
 from gazette_sdk.server.listener import UnknownCost, UnknownShare, peer_of
 
-__all__ = ["READ_BYTES", "CallHeaders", "SplicedConnection", "Splicer", "UnknownFrames"]
-
 _log = logging.getLogger(__name__)
 
 READ_BYTES = 256 * 1024

@@ -1,4 +1,13 @@
-"""Method of the stream transport: the functions that serve its calls, and their answers.
+"""Calls of one connection of the stream transport, served in their order.
+
+A method may answer a whole call synchronously, or start it and answer later
+(``StreamMethod.answer_now``). Calls that arrived together then share one write. Any other
+call is served by a task of its own, and alone: it begins when all calls before it are answered.
+
+A call that was started may be followed by others of its group, since they fail if it fails.
+Answers leave in the order of the calls.
+
+Method of the stream transport: the functions that serve its calls, and their answers.
 
 Output of a connection of the stream transport: few writes, bounded buffers, files.
 
@@ -16,15 +25,6 @@ the calls (`ServerCalls`), and queues new calls for `stream_serving`. Reading st
 A connection must earn its memory and its place. Until one of its calls had a good token, it may
 send only small frames, and has 5 s. A frame that began must be completed in time. A connection
 without calls is closed after some minutes.
-
-Calls of one connection of the stream transport, served in their order.
-
-A method may answer a whole call synchronously, or start it and answer later
-(``StreamMethod.answer_now``). Calls that arrived together then share one write. Any other
-call is served by a task of its own, and alone: it begins when all calls before it are answered.
-
-A call that was started may be followed by others of its group, since they fail if it fails.
-Answers leave in the order of the calls.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ WRITE_HIGH_BYTES = 1 << 20
 """Bytes that may wait for a peer before no more are produced."""
 
 JOIN_BYTES = 64 << 10
-"""Content up to here is copied behind its header, for one write; more of it is written apart."""
+"""Content up to here is copied after its header, for one write; more of it is written apart."""
 
 LEAD_BYTES = 16 << 10
 """Content of a file that is written together with its header: a packet of five bytes would wake
@@ -223,7 +223,7 @@ class StreamOutput:
             position += len(rest)
 
     def _send_file(self, fd: int, position: int, end: int) -> int:
-        """Send the part of a file that the socket takes now. Return the position behind it."""
+        """Send the part of a file that the socket takes now. Return the position after it."""
         if self._socket is None or self._transport.get_write_buffer_size():
             return position
         while position < end and not self._transport.is_closing():
@@ -321,7 +321,7 @@ INTAKE_HIGH_BYTES = 2 << 20
 fit, so that a client of such frames isn't stopped after each."""
 
 UNREAD_BYTES_MAX = 4 << 20
-"""Bytes that may wait for a client that goes on sending PINGs. Calls stop far below."""
+"""Bytes that may wait for a client that continues sending PINGs. Calls stop far below."""
 
 PING_TICKS = 10
 """Seconds of silence in a call after which we send a PING."""
@@ -448,7 +448,7 @@ class StreamConnection(asyncio.BufferedProtocol):
         self._output.pause()
 
     def resume_writing(self) -> None:
-        """Go on, since the client has received some of it."""
+        """Continue, since the client has received some of it."""
         self._output.resume()
         self.serving.serve()
 
@@ -737,7 +737,7 @@ class StreamServing:
     def serve(self) -> None:
         """Answer or begin calls, until one has to wait for those before it."""
         if self._is_serving or self._is_stopped:
-            return  # called while a call was ended: the loop below goes on
+            return  # called while a call was ended: the loop below continues
         self._is_serving = True
         try:
             while self._waiting and not self._output.paused and self._serve_next():
@@ -755,7 +755,7 @@ class StreamServing:
                 self._in_flight[-1][1].cancel()
 
     def cancel(self) -> None:
-        """Cancel all calls: there is nobody to answer."""
+        """Cancel all calls: there is no one to answer."""
         self._is_stopped = True
         self._waiting.clear()
         for _, task in self._in_flight:

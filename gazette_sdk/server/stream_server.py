@@ -21,9 +21,7 @@ from gazette_sdk.protocol.served_calls import ServerCalls
 from gazette_sdk.protocol.stream_frames import METHODS, PREFACE, MethodTraits
 from gazette_sdk.server.grpc_server import ActiveCall
 from gazette_sdk.server.listener import PortProtocol, UnknownShare
-from gazette_sdk.server.stream import Answer, StreamCall, StreamConnection, StreamMethod
-
-__all__ = ["ALPN", "CONNECTIONS_MAX", "Answer", "StreamCall", "StreamMethod", "StreamServer"]
+from gazette_sdk.server.stream import StreamConnection, StreamMethod
 
 ALPN = "gzt/1"
 """Name of the transport in TLS."""

@@ -1,9 +1,9 @@
-"""Secrets from files: an option ``auth-keys`` may be given as a file by ``auth-keys-file``.
+"""TLS of a server's public port (operations section 1).
+
+Secrets from files: an option ``auth-keys`` may be given as a file by ``auth-keys-file``.
 
 The environment variable of such an option ends with ``_FILE``, as for many container images. So a
 secret that an orchestrator mounts as a file appears in no command line and no environment.
-
-TLS of a server's public port (operations section 1).
 """
 
 from __future__ import annotations

@@ -8,11 +8,15 @@
     def totals(txn: shard.Transaction, order: Order) -> None:
         txn.store[order.customer] = txn.store.get(order.customer, 0) + order.cents
 
-- ``application``: what an application declares, and its hooks
-- ``transaction``: transactions: when they consume, commit and acknowledge
-- ``stores``: where shards keep their state
-- ``recovery``: logs that replicate the files of local stores
-- ``consumer``: processes that share the shards of an application
+- ``workers``: Calls of functions on the worker threads of a process' shards.
+- ``recovery``: Recovery logs: the journals that replicate the local files of a shard's store.
+- ``stores``: Stores: the durable state of a shard's application, committed with its checkpoint.
+- ``application``: Declarations of an application: its messages, store, sources, hooks and
+  endpoints.
+- ``transaction``: Transactions of a shard: messages consumed, state and outputs committed
+  together.
+- ``consumer``: Consumer processes: shards that are assigned to this process, and the service to
+  ask for them.
 
 The names below are imported when they are first used: none needs the packages of the extra
 ``shards`` before that.
@@ -62,10 +66,10 @@ _MODULES = {
     "EmbeddedConsumer": "consumer.embedded",
     "JsonStore": "stores.json_store",
     "Method": "application.endpoints",
-    "Process": "application.handles",
+    "Process": "transaction.transaction",
     "Query": "application.endpoints",
     "RocksStore": "stores.rocks_store",
-    "Shard": "application.handles",
+    "Shard": "transaction.transaction",
     "SqlStore": "stores.sql_store",
     "SqliteStore": "stores.sqlite_store",
     "Store": "stores.base",

@@ -11,8 +11,6 @@ from typing import TypeVar
 
 from gazette_sdk.user_code import contained, notify
 
-__all__ = ["on_worker"]
-
 T = TypeVar("T")
 
 REPEAT_S = 0.05
@@ -56,5 +54,5 @@ async def on_worker(
                 await asyncio.wait([call], timeout=None if on_cancelled is None else pause_s)
             pause_s = min(2 * pause_s, REPEAT_MAX_S)
         if not call.cancelled():
-            call.exception()  # retrieved: nobody waits for it any more
+            call.exception()  # retrieved: no one waits for it any more
         raise

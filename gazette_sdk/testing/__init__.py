@@ -1,20 +1,24 @@
 """Test tools for users of the SDK.
 
-- ``plugin``: the pytest fixtures ``gazette``, ``gazette_cluster`` and ``etcd``
-- ``cluster``: :func:`gazette_cluster`, a cluster of processes that can be killed and paused
-- ``etcd``: a real Etcd for tests
-- ``framings``: contract tests of a :class:`~gazette_sdk.framing.Framing`
-- ``transports``: contract tests of a :class:`~gazette_sdk.transport.base.Transport`
-- ``journal_checker``: :class:`JournalChecker` of what journals promise, with ``append_pieces``;
-  ``journal_copies`` reads the journals of running brokers and their stores for it
-- ``store_faults``: :class:`FaultyStore`, a fragment store with injected faults; ``faulty_process``
-  runs a program with them
-- ``transport_faults``: :class:`FaultyTransport`, a transport with injected faults
-- ``tcp_proxy``: :class:`TcpProxy`, which cuts and delays connections of processes
-- ``shards``: :func:`run_shards`, shards of an application in processes that can be killed and
-  paused; ``shard_process`` crashes one at a step of a commit, with ``commit_faults``
-- ``handler_runs``: :func:`run_handler`, which runs an application over messages without a cluster
-- ``chance``: random decisions that are derived from one seed
+- ``append_pieces``: Appends that may stand somewhere in a journal: finding them in its content.
+  Pure.
+- ``framings``: Contract tests of framings: the behaviour that readers and publishers require.
+- ``handler_runs``: Runs of an application over messages in memory, without a cluster.
+- ``store_contract``: The contract of stores, as a check that any store can run on itself.
+- ``store_faults``: Faults of fragment stores: a store around any other that delays, fails, breaks
+  and lags.
+- ``tcp_proxy``: A TCP proxy on loopback whose connections are cut, reset, refused and delayed.
+- ``transports``: Contract tests of transports: the behaviour that the layers above require.
+- ``cluster``: Cluster of real processes, for tests of what happens when brokers die.
+- ``faulty_process``: A Python program with faulty fragment stores, such as a broker in a process
+  of its own.
+- ``journal_checker``: Checker of a journal's promises. Pure: it gets what happened, and given the
+  content.
+- ``shards``: Shards of an application in real processes, for tests of what happens when they die.
+- ``transport_faults``: Faults of transports: a transport around any other that drops, delays,
+  duplicates and is cut.
+- ``journal_copies``: Content of a journal as each of its brokers and each of its stores has it.
+- ``plugin``: Pytest plugin with fixtures of a real cluster.
 
 The names below are imported when they are first used: importing the package is cheap.
 """
@@ -71,7 +75,6 @@ __all__ = [
 
 _MODULES = {
     "handler_runs": ("HandlerRun", "run_handler"),
-    "commit_faults": ("CommitStep",),
     "shards": ("run_shards",),
     "cluster": ("gazette_cluster",),
     "journal_checker": (
@@ -83,7 +86,13 @@ _MODULES = {
         "raise_violations",
     ),
     "journal_copies": ("check_journals",),
-    "store_faults": ("FaultyStore", "StoreFaultInjector", "StoreFaults", "save_store_faults"),
+    "store_faults": (
+        "CommitStep",
+        "FaultyStore",
+        "StoreFaultInjector",
+        "StoreFaults",
+        "save_store_faults",
+    ),
     "tcp_proxy": ("TcpProxy",),
     "transport_faults": ("FaultyTransport", "TransportFaults"),
 }

@@ -7,8 +7,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["AppendPiece", "AppendPieces", "piece_of", "sha1_of"]
-
 _KEY_BYTES: Final = 32
 """Appends whose outcome is unknown are looked up by so many of their first bytes."""
 

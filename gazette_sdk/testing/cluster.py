@@ -1,6 +1,4 @@
-"""A real Etcd for tests.
-
-Cluster of real processes, for tests of what happens when brokers die.
+"""Cluster of real processes, for tests of what happens when brokers die.
 
 ::
 
@@ -10,6 +8,8 @@ Cluster of real processes, for tests of what happens when brokers die.
         ...
         cluster.broker("broker-1").start()
         cluster.wait_until_ready()
+
+A real Etcd for tests.
 """
 
 from __future__ import annotations

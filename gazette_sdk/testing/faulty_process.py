@@ -17,8 +17,6 @@ from pathlib import Path
 from gazette_sdk.errors import ConfigurationError, GazetteError
 from gazette_sdk.testing.store_faults import StoreFaultInjector
 
-__all__ = ["main"]
-
 
 def main(arguments: list[str]) -> None:
     """Run a module as a program, with faulty stores. The program's exit status is this one's.

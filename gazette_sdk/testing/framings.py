@@ -34,8 +34,6 @@ from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import apply_journals
 from gazette_sdk.transport.loop import run
 
-__all__ = ["FramingContract", "Reading", "check_frames", "read_through"]
-
 WAIT_S = 20.0
 """Limit of each call of the tests."""
 
@@ -59,7 +57,7 @@ class Reading:
 
 
 def read_through(framing: Framing, chunks: Sequence[bytes], offset: int = 0) -> Reading:
-    """Cut content that arrives in chunks, and continue behind bad bytes.
+    """Cut content that arrives in chunks, and continue after bad bytes.
 
     Args:
         framing: framing of the content.
@@ -143,7 +141,7 @@ class FramingContract:
         framing: the framing.
         payloads: strategy of payloads it can hold.
         refused: payloads it cannot hold.
-        broken: bad bytes between two frames. Each is reported, and readers continue behind its
+        broken: bad bytes between two frames. Each is reported, and readers continue after its
             last byte.
         ends_with_the_stream: True if the last frame of a stream may lack its end, so that not
             every torn frame is detected.
@@ -318,7 +316,7 @@ class FramingContract:
                 self.framing.encode(payload, content)
                 expected.frames.append((payload, begin, len(content)))
                 for place, bad in broken:
-                    # Bad bytes behind the last frame could be the begin of a torn one.
+                    # Bad bytes after the last frame could be the begin of a torn one.
                     if place == index + 1 < len(payloads):
                         begin = len(content)
                         content += bad

@@ -24,8 +24,6 @@ from gazette_sdk.shard.transaction.transaction import AppendFuture, Shard
 from gazette_sdk.transport.append.queue import AnyFuture
 from gazette_sdk.transport.loop import run
 
-__all__ = ["HandlerRun", "MemoryInput", "MemoryOutput", "run_handler"]
-
 JOURNAL = "memory/part-000"
 """Name of the journal that the messages come from."""
 
@@ -80,7 +78,7 @@ class MemoryInput:
 
     @property
     def write_heads(self) -> Mapping[str, int]:
-        """Offset behind the last message."""
+        """Offset after the last message."""
         return {JOURNAL: len(self._messages)}
 
     async def arrived(self) -> None:
@@ -197,7 +195,7 @@ def run_handler(
         messages: the messages, in order.
         batch_count: messages that arrive at once.
         timeout_s: bound of the run, in seconds.
-        read: returns the state of the store, behind the last transaction.
+        read: returns the state of the store, after the last transaction.
         on_step: called at each step of a commit.
 
     Returns:

@@ -1,6 +1,6 @@
-"""Checker of a journal's promises. Pure: it is told what happened, and given the content.
+"""Checker of a journal's promises. Pure: it gets what happened, and given the content.
 
-A program, or a test with faults, tells a :class:`JournalChecker` of each append and each read,
+A program, or a test with faults, reports to a :class:`JournalChecker` each append and each read,
 while brokers are killed, stores fail, and links are cut. When nothing is appended any more, the
 content that each broker and each store has is compared with that::
 
@@ -23,15 +23,6 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from gazette_sdk.testing.append_pieces import AppendPiece, AppendPieces, piece_of, sha1_of
-
-__all__ = [
-    "Copy",
-    "JournalChecker",
-    "JournalPromiseError",
-    "Promise",
-    "Violation",
-    "raise_violations",
-]
 
 Content: TypeAlias = bytes | bytearray | memoryview | mmap.mmap
 
@@ -124,7 +115,7 @@ class Copy:
 
     @property
     def end(self) -> int:
-        """Offset behind its last byte."""
+        """Offset after its last byte."""
         return self.begin + len(self.content)
 
     def between(self, begin: int, end: int) -> memoryview:
@@ -183,8 +174,8 @@ class JournalChecker:
     It keeps sums of the content: some hundred bytes for each append, and for each MiB that is read.
 
     Args:
-        knows_all_appends: True if it is told of every append. Then content that it does not know
-            is a violation.
+        knows_all_appends: True if every append is reported to it. Then content that it does not
+            know is a violation.
     """
 
     def __init__(self, *, knows_all_appends: bool = True) -> None:
@@ -194,7 +185,7 @@ class JournalChecker:
 
     @property
     def journals(self) -> list[str]:
-        """Names of the journals it was told of."""
+        """Names of the journals that were reported."""
         with self._lock:
             return sorted(self._journals)
 
@@ -214,7 +205,7 @@ class JournalChecker:
         Args:
             journal: its name.
             begin: first offset, as the broker answered.
-            end: offset behind the last byte.
+            end: offset after the last byte.
             content: what was appended; or its sum:
             sha1: SHA-1 sum, 20 bytes.
             client: who appended it, for the text of violations.
@@ -265,8 +256,8 @@ class JournalChecker:
             journal: its name.
             offset: offset of the first byte.
             content: the bytes; they may be empty.
-            reader: the reader and its broker, in words. What one reader sees is told in its order.
-            write_head: write head that the broker told, if it did.
+            reader: the reader and its broker, in words. What one reader sees comes in its order.
+            write_head: write head that the broker reported, if it did.
         """
         with self._lock:
             known = self._of(journal)

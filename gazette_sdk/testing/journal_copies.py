@@ -28,8 +28,6 @@ from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.listing import get_journal
 
-__all__ = ["broker_copies", "check_journals", "journal_copies", "store_copies"]
-
 READ_TIMEOUT_S: Final = 60.0
 """Limit of reading one journal from one broker."""
 
@@ -45,7 +43,7 @@ class _Collected:
         source: where it comes from, in words.
         begin: its offset in the journal.
         written: position of its first byte in the file.
-        upto: position behind its last byte.
+        upto: position after its last byte.
     """
 
     source: str
@@ -55,7 +53,7 @@ class _Collected:
 
     @property
     def end(self) -> int:
-        """Offset behind its last byte in the journal."""
+        """Offset after its last byte in the journal."""
         return self.begin + self.upto - self.written
 
 
@@ -77,7 +75,7 @@ async def check_journals(
     Nothing may be appended meanwhile.
 
     Args:
-        checker: was told of appends and reads.
+        checker: has the appends and reads.
         transport: lists the journals.
         file_root: directory of ``file`` stores, as mounted here.
         stored: True if all that was acknowledged must be in a store.
@@ -117,7 +115,7 @@ async def journal_copies(
     The content is in temporary files, which are deleted with the context.
 
     Args:
-        transport: tells the journal's brokers and stores.
+        transport: names the journal's brokers and stores.
         journal: its name.
         file_root: directory of ``file`` stores, as mounted here.
         dial: returns a transport to the broker of an endpoint, which remembers no routes.
@@ -180,7 +178,7 @@ async def _read_once(
     """Read from an offset, until the broker ends the read, and write the content to a file.
 
     Returns:
-        Offset of the first byte, and the offset to go on at; None at the journal's head.
+        Offset of the first byte, and the offset to continue at; None at the journal's head.
     """
     request = pb.ReadRequest(journal=journal, offset=offset, do_not_proxy=True)
     begin = at = offset
@@ -191,7 +189,7 @@ async def _read_once(
             if isinstance(item, pb.ReadResponse):
                 last, content = item, item.content
                 if item.status == pb.OK and item.offset > at:
-                    if at > begin:  # content is missing: the next read begins behind the gap
+                    if at > begin:  # content is missing: the next read begins after the gap
                         return begin, at
                     begin = at = item.offset
             assert isinstance(content, bytes)

@@ -32,15 +32,6 @@ if TYPE_CHECKING:  # importing the broker is slow, and most test runs do not nee
     from gazette_sdk.testing.cluster import EtcdFixture, TemporaryCluster
     from gazette_sdk.testing.shards import RunningShards
 
-__all__ = [
-    "ClusterStarter",
-    "ShardStarter",
-    "etcd",
-    "etcd_server",
-    "gazette",
-    "gazette_cluster",
-    "run_shards",
-]
 
 T = TypeVar("T")
 

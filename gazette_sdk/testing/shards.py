@@ -1,13 +1,4 @@
-"""Consumer process that crashes at a chosen step of a commit.
-
-::
-
-    python -m gazette_sdk.testing.shards crash.json gazette_sdk.cli.gazette run-consumer ...
-
-The file may be written while the program runs: ``{"step": "LOG_SENT", "nth": 3}``. From then on the
-steps of all shards are counted.
-
-Shards of an application in real processes, for tests of what happens when they die.
+"""Shards of an application in real processes, for tests of what happens when they die.
 
 ::
 
@@ -17,6 +8,15 @@ Shards of an application in real processes, for tests of what happens when they 
         shards.crash(0)
         shards.wait_caught_up(timeout_s=30)
         assert shards.store("orders/part-000").get("ada") == 250
+
+Consumer process that crashes at a chosen step of a commit.
+
+::
+
+    python -m gazette_sdk.testing.shard_process crash.json gazette_sdk.cli.gazette run-consumer ...
+
+The file may be written while the program runs: ``{"step": "LOG_SENT", "nth": 3}``. From then on the
+steps of all shards are counted.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.hints import load_hints
 from gazette_sdk.shard.consumer.lifecycle import shard_of, status_text, until_caught_up
 from gazette_sdk.shard.consumer.process import Consumer
-from gazette_sdk.shard.recovery import fsm as fsm_hints
+from gazette_sdk.shard.recovery import hints as fsm_hints
 from gazette_sdk.shard.recovery.player import Playback
 from gazette_sdk.shard.transaction.consume import OnStep
 from gazette_sdk.shard.transaction.machine import CommitStep

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gazette_sdk.message.checkpoint import Checkpoint, ProducerState
-from gazette_sdk.shard.recovery.fsm import (
+from gazette_sdk.shard.recovery.hints import (
     CreateFile,
     FileChange,
     RemoveFile,
@@ -22,8 +22,6 @@ from gazette_sdk.shard.recovery.fsm import (
     WriteFile,
 )
 from gazette_sdk.shard.stores.base import Store
-
-__all__ = ["RecordedFiles", "check", "checkpoint_of"]
 
 S = TypeVar("S", bound=Store)
 

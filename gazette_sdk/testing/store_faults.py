@@ -1,8 +1,4 @@
-"""Random decisions of injected faults, all derived from one seed.
-
-Crashes of a shard at a chosen step of a commit.
-
-Faults of fragment stores: a store around any other that delays, fails, breaks and lags.
+"""Faults of fragment stores: a store around any other that delays, fails, breaks and lags.
 
 In the tests' own process::
 
@@ -14,6 +10,10 @@ In the tests' own process::
 
 A process of its own, such as ``gazette serve``, is started by :mod:`~.faulty_process` with a file
 of settings, which :func:`save_store_faults` writes and rewrites while the process runs.
+
+Random decisions of injected faults, all derived from one seed.
+
+Crashes of a shard at a chosen step of a commit.
 """
 
 from __future__ import annotations
@@ -498,7 +498,7 @@ class _FaultyContent(io.RawIOBase):
 
     Args:
         content: the whole content, read from its current position.
-        fails_at: number of bytes behind which reading fails; None for no such failure.
+        fails_at: number of bytes after which reading fails; None for no such failure.
         check: raises an error when reading must fail for another reason.
     """
 

@@ -29,8 +29,6 @@ from typing import Any, Final, Literal, Self, TypeAlias, TypeVar
 from gazette_sdk.contexts import Startable
 from gazette_sdk.errors import ConfigurationError
 
-__all__ = ["Direction", "TcpProxy"]
-
 T = TypeVar("T")
 
 Direction: TypeAlias = Literal["both", "requests", "answers"]
@@ -39,7 +37,7 @@ Direction: TypeAlias = Literal["both", "requests", "answers"]
 _HOST: Final = "127.0.0.1"
 _CHUNK_BYTES: Final = 64 << 10
 _QUEUED_CHUNKS: Final = 64
-"""Bound of the chunks that are delayed or held back, per connection and direction. Behind it,
+"""Bound of the chunks that are delayed or held back, per connection and direction. After it,
 TCP's flow control stops the sender."""
 
 _BACKLOG: Final = 128

@@ -7,7 +7,7 @@
     )
     with Publisher(mapping=mapping.direct("notes"), transport=transport) as publisher:
         ...
-        transport.cut("answers")       # calls have their effect, and nobody learns of it
+        transport.cut("answers")       # calls have their effect, and no one learns of it
         transport.heal()
 
 It fails calls, not packets. For processes and their connections there is
@@ -32,8 +32,6 @@ from gazette_sdk.testing.tcp_proxy import Direction
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wire import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
 
-__all__ = ["CALLS", "FaultyTransport", "InjectedCallFault", "TransportFaults"]
-
 T = TypeVar("T")
 
 CALLS: Final = (
@@ -51,7 +49,7 @@ INJECTED_MAX: Final = 10_000
 """Number of injected faults that a transport remembers: the last ones."""
 
 _BROKEN_AFTER_MAX: Final = 8
-"""A stream whose answers are dropped ends behind at most so many of them."""
+"""A stream whose answers are dropped ends after at most so many of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +163,7 @@ class FaultyTransport(Transport):
         self._cut |= {"requests", "answers"} if direction == "both" else {direction}
 
     def heal(self) -> None:
-        """End all faults. Calls that wait go on."""
+        """End all faults. Calls that wait continue."""
         self._faults = NO_FAULTS
         self._cut = set()
         self._healed.wake()
@@ -234,7 +232,7 @@ class FaultyTransport(Transport):
         )
 
     async def aclose(self) -> None:
-        """Close the other transport. Calls that wait at a cut go on, and fail there."""
+        """Close the other transport. Calls that wait at a cut continue, and fail there."""
         self._cut = set()
         self._healed.wake()
         await self._transport.aclose()

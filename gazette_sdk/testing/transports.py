@@ -29,8 +29,6 @@ from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wire import AppendItem, ReadItem
 
-__all__ = ["CHECKS", "TransportContract"]
-
 WAIT_S = 20.0
 """Limit of each step of a check."""
 
@@ -284,7 +282,7 @@ class TransportContract:
         assert got == b"onetwothree"
 
     async def check_metadata_in_a_name_is_no_part_of_it(self) -> None:
-        """Check that a suffix behind a semicolon is ignored."""
+        """Check that a suffix after a semicolon is ignored."""
         journal = await self._create()
         await self._append(journal, b"12345")
         items = await self._read(f"{journal};some/reader")
@@ -293,7 +291,7 @@ class TransportContract:
         assert items[0].fragment.journal == journal
 
     async def check_fragments_of_a_journal_can_be_listed(self) -> None:
-        """Check that no listed fragment ends behind the head."""
+        """Check that no listed fragment ends after the head."""
         journal = await self._create()
         await self._append(journal, b"12345")
         response = await self.transport.list_fragments(pb.FragmentsRequest(journal=journal))

@@ -2,16 +2,19 @@
 
 Read in this order:
 
-- `base`: the `Transport` interface, which everything above uses.
-- `connect`: from a URL to a transport.
-- `loop`: the event loops on which the SDK works.
-- `append`: the appender of each journal: queue, window, retries, results in order.
-- `read`: one read; reads across failures and stored fragments.
-- `routing`: routes of journals, and the broker of each call.
-- `wires`: gRPC and the stream wire, and the choice between them.
-- `fragment_store`: journals read straight from a fragment store, without a broker.
-- `listing`: snapshots and watches of journals, changes, fragments, health of stores.
-- `target`, `backoff` and `metrics`: shared by all of them.
+- ``backoff``: Back-off between attempts of a call (client section 1), and between dials of a
+  broker.
+- ``loop``: Event loops on which the SDK's asynchronous code runs.
+- ``wire``: Wires: carriers of calls to brokers.
+- ``base``: The one interface through which the SDK reaches journals.
+- ``append``: Appends of the client.
+- ``journal_reader``: Reads of journals.
+- ``listing``: Listings, watches and changes of journals; their fragments; the health of stores.
+- ``router``: Broker, token and route of each call; the route of a journal's appends.
+- ``connect``: From a URL to a transport.
+- ``grpc``: Journals over gRPC: the wire that every Gazette broker speaks.
+- ``fragment_store``: Journals straight from a fragment store, without a broker. Read-only.
+- ``stream``: Journals over the stream transport: our own wire, made for speed from Python.
 """
 
 from __future__ import annotations

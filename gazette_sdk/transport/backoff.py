@@ -12,8 +12,6 @@ from typing import TypeAlias
 
 from gazette_sdk.errors import GazetteError
 
-__all__ = ["DialPolicy", "Pause", "append_delay_s", "delay_s", "pause", "pause_append"]
-
 Pause: TypeAlias = Callable[[int], Awaitable[None]]
 """Function that waits before the attempt after attempt number N; tests put virtual time here."""
 

@@ -1,10 +1,10 @@
-"""Way of a journal's appends from its appender to its broker.
-
-The one interface through which the SDK reaches journals.
+"""The one interface through which the SDK reaches journals.
 
 A transport speaks the requests and responses of the journal service and nothing more: it
 returns responses of any status. What a status means, when to try again and how to batch is the
 business of the layers above (`append`, `read`, `listing`), which work over every transport.
+
+Way of a journal's appends from its appender to its broker.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class AppendRoute(abc.ABC):
     def try_begin(
         self, request: pb.AppendRequest, content: Sequence[bytes], answered: Answered
     ) -> bool:
-        """Send an append behind those in flight; it is written only if those are.
+        """Send an append after those in flight; it is written only if those are.
 
         Args:
             request: opening request of the append, without metadata in the journal's name.
@@ -54,8 +54,8 @@ class AppendRoute(abc.ABC):
                 the response of any status, or the error.
 
         Returns:
-            False if it cannot be sent now: try again behind the next answer, or, where none is
-            in flight, behind :meth:`open`.
+            False if it cannot be sent now: try again after the next answer, or, where none is
+            in flight, after :meth:`open`.
 
         Raises:
             GazetteError: the broker cannot be chosen.
@@ -159,7 +159,7 @@ async def requests_of(
 
 
 def as_error(journal: str, error: Exception) -> GazetteError:
-    """Return an error of the SDK for one that nobody expected."""
+    """Return an error of the SDK for one that no one expected."""
     if isinstance(error, GazetteError):
         return error
     failure = GazetteError(

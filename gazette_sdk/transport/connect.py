@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from gazette_sdk.protocol.authorization import Authorizer
     from gazette_sdk.transport.wire import Tls
 
-__all__ = ["ADDRESS_VARIABLE", "DEFAULT_ADDRESS", "REFRESH_INTERVAL_S", "WireName", "connect"]
 
 ADDRESS_VARIABLE = "GAZETTE_ADDRESS"
 """Environment variable with the broker's address that is used when none is given."""
@@ -72,7 +71,7 @@ def connect(
     brokers: int = 1,
     **unknown: Never,
 ) -> Transport:
-    """Return a transport to the journals behind ``url``. Opens no connection yet.
+    """Return a transport to the journals after ``url``. Opens no connection yet.
 
     Each option belongs to one kind of URL. An option of another kind may be given only with its
     default value.

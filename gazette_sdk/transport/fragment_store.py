@@ -43,8 +43,6 @@ from gazette_sdk.transport.connect import REFRESH_INTERVAL_S
 from gazette_sdk.transport.journal_reader import ReadAhead
 from gazette_sdk.transport.wire import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
 
-__all__ = ["FragmentStoreTransport"]
-
 COVERS_MAX = 256
 """Journals whose listings are remembered."""
 
@@ -389,9 +387,9 @@ def _wanted(selector: pb.LabelSelector) -> list[tuple[str, str]]:
 def _fragment_at(
     cover: CoverSet, offset: int, begin_mod_time: int, now: float
 ) -> tuple[pb.Fragment | None, int]:
-    """Return the fragment to read, or None, and the offset at which reading goes on.
+    """Return the fragment to read, or None, and the offset at which reading continues.
 
-    That is ``offset``, or behind content that is gone for good or was stored too early.
+    That is ``offset``, or after content that is gone for good or was stored too early.
 
     Content that is missing may still be on its way to the store while later content is already
     there; so only old gaps, and what stands before the first fragment, are passed over, as

@@ -45,8 +45,8 @@ from gazette_sdk.errors import (
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import names as urls
 from gazette_sdk.protocol.rules import ERROR_METADATA, Rpc
-from gazette_sdk.transport.broker import CHUNK_BYTES_KEY, ROLLBACK_TIMEOUT_S, RoutedTransport
 from gazette_sdk.transport.loop import on_loop, sdk_loop
+from gazette_sdk.transport.router import CHUNK_BYTES_KEY, ROLLBACK_TIMEOUT_S, RoutedTransport
 from gazette_sdk.transport.wire import (
     SERVICE,
     Action,
@@ -761,7 +761,7 @@ async def _only_response(stream: Any, ended: _FirstStatus) -> Any:
         async for response in stream:
             last = response
     except grpc.aio.AioRpcError:
-        # A send that failed behind an early answer overwrites its status, not the answer.
+        # A send that failed after an early answer overwrites its status, not the answer.
         if last is None or ended.code is not grpc.StatusCode.OK:
             raise
     return last

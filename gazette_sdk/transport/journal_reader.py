@@ -18,7 +18,7 @@ stream, where the request says ``do_not_proxy``; the reader then opens that URL 
 
 Content of a journal without end: reads that are begun again where the last one broke.
 
-Client section 6. Each read begins at the offset behind what was delivered, and where the last
+Client section 6. Each read begins at the offset after what was delivered, and where the last
 response said that the journal is served. Once no broker is reached there, others are asked.
 """
 
@@ -36,6 +36,8 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
+
+from prometheus_client import Counter
 
 from gazette_sdk.errors import (
     CallCancelledError,
@@ -61,7 +63,6 @@ from gazette_sdk.fragment.listing import open_url
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import rules as rpc
-from gazette_sdk.transport import metrics
 from gazette_sdk.transport.backoff import Pause, pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wire import ReadItem, Target
@@ -76,7 +77,7 @@ async def read_metadata(
 ) -> pb.ReadResponse:
     """Return the first metadata of a read that does not wait for content.
 
-    Its ``offset`` is that of the first content at the offset or behind it; its ``write_head`` is
+    Its ``offset`` is that of the first content at the offset or after it; its ``write_head`` is
     the end of the journal. Its status is ``OK``, or ``OFFSET_NOT_YET_AVAILABLE`` if there is no
     content from the offset on.
 
@@ -187,7 +188,7 @@ class ReadAhead:
             piece, failure = b"", None
             try:
                 piece = self._read_piece()
-            except Exception as error:  # noqa: BLE001 - handed to the reader, behind the pieces
+            except Exception as error:  # noqa: BLE001 - handed to the reader, after the pieces
                 failure = error
             with self._lock:
                 was_empty = not self._pieces
@@ -217,7 +218,7 @@ OpenFragment: TypeAlias = Callable[[str, pb.Fragment, int], FragmentReader]
 
 
 class OffsetJumpError(GazetteError):
-    """Content between the requested offset and ``offset`` is gone; reading may go on there."""
+    """Content between the requested offset and ``offset`` is gone; reading may continue there."""
 
     def __init__(self, journal: str, requested: int, offset: int) -> None:
         super().__init__(
@@ -270,7 +271,7 @@ class ByteReader:
         self._rest = memoryview(b"")
         self._shows_metadata = False
         self._failure: Exception | None = None
-        self._count = metrics.READ_BYTES.labels(request.journal).inc
+        self._count = READ_BYTES.labels(request.journal).inc
 
     @property
     def response(self) -> pb.ReadResponse | None:
@@ -296,10 +297,10 @@ class ByteReader:
 
         Returns:
             Content; empty when metadata arrived, which ``response`` then shows; ``None`` at the
-            end of the stream. ``request.offset`` is behind what was returned.
+            end of the stream. ``request.offset`` is after what was returned.
 
         Raises:
-            OffsetJumpError: the offset moved forward over missing content; go on reading.
+            OffsetJumpError: the offset moved forward over missing content; continue reading.
             StatusError: the broker ended the read with a status other than OK.
             CallError: the call broke.
             StoreError: a directly opened fragment failed.
@@ -376,7 +377,7 @@ class ByteReader:
         return self._take(size_max)
 
     async def _next(self) -> ReadItem | None:
-        """Return the next item from the broker or, behind its stream, of the fragment it named."""
+        """Return the next item from the broker or, after its stream, of the fragment it named."""
         if self._direct is None:
             if self._items is None:
                 header = self.header
@@ -464,16 +465,40 @@ class _DirectFragment:
     def __init__(self, reader: FragmentReader, begin: int, end: int) -> None:
         fragment = reader.fragment
         names = (fragment.journal, pb.CompressionCodec.Name(fragment.compression_codec))
-        metrics.FRAGMENT_OPEN.labels(*names).inc()
-        metrics.FRAGMENT_OPEN_BYTES.labels(*names).inc(fragment.end - fragment.begin)
-        self.count_read = metrics.READ_FRAGMENT_BYTES.labels(*names).inc
-        self.count_discarded = metrics.DISCARD_FRAGMENT_BYTES.labels(*names).inc
+        FRAGMENT_OPEN.labels(*names).inc()
+        FRAGMENT_OPEN_BYTES.labels(*names).inc(fragment.end - fragment.begin)
+        self.count_read = READ_FRAGMENT_BYTES.labels(*names).inc
+        self.count_discarded = DISCARD_FRAGMENT_BYTES.labels(*names).inc
         self.count_discarded(begin - fragment.begin)
         self.content = ReadAhead(reader, begin, end)
         self.end = end
 
 
 logger = logging.getLogger(__name__)
+
+READ_BYTES = Counter("gazette_read_bytes", "Bytes of journals delivered.", ["journal"])
+
+FRAGMENT_OPEN = Counter("gazette_fragment_open", "Fragments opened directly.", ["journal", "codec"])
+FRAGMENT_OPEN_BYTES = Counter(
+    "gazette_fragment_open_bytes",
+    "Uncompressed length of fragments opened directly.",
+    ["journal", "codec"],
+)
+FRAGMENT_OPEN_CONTENT_LENGTH = Counter(
+    "gazette_fragment_open_content_length",
+    "Content length of fragments opened directly, where the store told it.",
+    ["journal", "codec"],
+)
+READ_FRAGMENT_BYTES = Counter(
+    "gazette_read_fragment_bytes",
+    "Uncompressed bytes read of fragments opened directly, without skipped ones.",
+    ["journal", "codec"],
+)
+DISCARD_FRAGMENT_BYTES = Counter(
+    "gazette_discard_fragment_bytes",
+    "Uncompressed bytes skipped in fragments opened directly, while seeking.",
+    ["journal", "codec"],
+)
 
 NOT_FOUND_ATTEMPTS_MAX = 3
 """A journal that was just created may not have reached the broker yet; after this many failed
@@ -562,7 +587,7 @@ class RetryReader:
 
     @property
     def offset(self) -> int:
-        """Offset behind the delivered content."""
+        """Offset after the delivered content."""
         return self._reader.request.offset
 
     @property
@@ -584,7 +609,7 @@ class RetryReader:
             Content, never empty; ``None`` once the request's ``end_offset`` is reached.
 
         Raises:
-            OffsetJumpError: content is missing; go on reading at the new offset.
+            OffsetJumpError: content is missing; continue reading at the new offset.
             OffsetNotYetAvailableError: the write head is reached, and ``block`` is off. A
                 later read looks again.
             SuspendedError: the journal is suspended.
@@ -725,7 +750,7 @@ class RetryReader:
     def _is_at_fault(self, error: GazetteError | OSError) -> bool:
         """Return True if a fragment, or the credentials, are at fault, and not their transfer."""
         if isinstance(error, CorruptFragmentError):
-            # Read from its middle on, nobody would notice that it is damaged.
+            # Read from its middle on, no one would notice that it is damaged.
             return self.offset != self._begun_at or self._attempt >= CORRUPT_ATTEMPTS_MAX
         if isinstance(error, FragmentNotFoundError):
             return self._patience_s is not None and self._attempt >= GONE_ATTEMPTS_MAX

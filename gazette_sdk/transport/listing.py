@@ -31,17 +31,6 @@ from gazette_sdk.transport.backoff import Pause, pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wire import ANYWHERE, Target
 
-__all__ = [
-    "NO_ANSWER",
-    "WatchedList",
-    "apply_in_batches",
-    "apply_journals",
-    "get_journal",
-    "list_all_fragments",
-    "list_journals",
-    "store_health",
-]
-
 NO_ANSWER = (CallCancelledError, DeadlineExceededError, UnavailableError)
 """Errors of a call that no broker answered: none was reached, or it was too late, or stopped."""
 
@@ -244,7 +233,7 @@ class WatchedList(AsyncClosable):
         """Wait for a snapshot or a failure that came since the last such wait.
 
         Raises:
-            GazetteError: the watch was interrupted; it goes on by itself, and the snapshot
+            GazetteError: the watch was interrupted; it continues by itself, and the snapshot
                 stays readable.
         """
         await self._signal.wait()
@@ -257,7 +246,7 @@ class WatchedList(AsyncClosable):
         """Return the current snapshot; waits for the first one.
 
         Raises:
-            GazetteError: the first attempt failed; the watch goes on by itself.
+            GazetteError: the first attempt failed; the watch continues by itself.
         """
         while self.snapshot is None:
             await self.changed()

@@ -26,25 +26,6 @@ from gazette_sdk.contexts import Startable
 from gazette_sdk.errors import GazetteError, ReentrantCallError
 from gazette_sdk.user_code import described
 
-__all__ = [
-    "LoopStartable",
-    "OwnedLock",
-    "adopt_running_loop",
-    "check_reentry",
-    "guarded",
-    "home_loop",
-    "is_in_coroutine",
-    "is_on_sdk_loop",
-    "is_running",
-    "new_lock",
-    "on_loop",
-    "on_sdk_loop",
-    "post",
-    "reentrant_call",
-    "run",
-    "sdk_loop",
-]
-
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
@@ -254,7 +235,7 @@ def is_on_sdk_loop() -> bool:
 def post(coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
     """Start a coroutine on the SDK's loop, from any thread. Cancelling the future cancels it.
 
-    It runs to its end though nobody keeps the future: an event loop refers to its tasks weakly.
+    It runs to its end though no one keeps the future: an event loop refers to its tasks weakly.
     """
     future = asyncio.run_coroutine_threadsafe(coroutine, sdk_loop())
     posted = _loops.posted

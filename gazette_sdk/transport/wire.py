@@ -1,6 +1,4 @@
-"""Items of reads and appends, and destinations of calls.
-
-Wires: carriers of calls to brokers.
+"""Wires: carriers of calls to brokers.
 
 Read in this order:
 
@@ -8,6 +6,8 @@ Read in this order:
 - `call_status`, `tls`: errors of calls, certificates.
 - `grpc`: the wire that every Gazette broker speaks.
 - `stream`: the fast wire of this package, and the choice between the two.
+
+Items of reads and appends, and destinations of calls.
 
 Certificates of a client.
 
@@ -343,7 +343,7 @@ def candidates(target: Target, *, needs_primary: bool) -> list[Peer]:
 
 
 def members_of(route: pb.Route) -> list[Peer]:
-    """Return the members of a route whose endpoints it tells."""
+    """Return the members of a route whose endpoints it has."""
     return [peer for peer in _members_of(route) if peer.endpoint]
 
 
@@ -425,7 +425,7 @@ RECONNECT_BACKOFF_MAX_S = 5.0
 class WireOptions:
     """Options of the connections of a transport.
 
-    See :class:`~gazette_sdk.transport.broker.RoutedTransport`.
+    See :class:`~gazette_sdk.transport.router.RoutedTransport`.
     """
 
     address: str

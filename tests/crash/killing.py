@@ -20,7 +20,7 @@ from pathlib import Path
 from crash.appends import append_over_http, read_over_http
 from crash.producer_program import Assignment, Decision, Event, Moment, plan, produce
 from crash.transactions import History
-from gazette_sdk.message.outbox import AckIntents
+from gazette_sdk.message.sender import AckIntents
 
 __all__ = ["Kill", "Victim", "phases_of", "warm_processes"]
 

@@ -185,7 +185,7 @@ def _copy(message: Any) -> Any:
 
 
 class SimulatedChannel:
-    """Channel of one client: what :func:`gazette_sdk.cluster.etcd_connections.open_channel` returns.
+    """Channel of one client, as :func:`gazette_sdk.cluster.etcd_connections.open_channel` makes.
 
     Args:
         network: carries its calls.

@@ -25,8 +25,8 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.rules import complete
 from gazette_sdk.server.call import Call
 from gazette_sdk.server.metrics import SUCCESS, Outcome, outcome_of
-from gazette_sdk.transport.broker import RoutedTransport
 from gazette_sdk.transport.grpc import StreamedPipeline
+from gazette_sdk.transport.router import RoutedTransport
 from gazette_sdk.transport.wire import (
     SERVICE,
     AppendItem,

@@ -17,7 +17,7 @@ from gazette_sdk.errors import OffsetNotYetAvailableError
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.shard.transaction.consume import Input
-from gazette_sdk.shard.transaction.output import Output
+from gazette_sdk.shard.transaction.transaction import Output
 from gazette_sdk.transport.append.appender import AppendService
 from gazette_sdk.transport.journal_reader import RetryReader
 

@@ -8,7 +8,7 @@ import threading
 from contextlib import asynccontextmanager
 
 from gazette_sdk.cluster.etcd import Etcd
-from gazette_sdk.shard.recovery import fsm as fsm_hints
+from gazette_sdk.shard.recovery import hints as fsm_hints
 from support.etcd import within
 from support.shard_services import assign, put_shard, served_shards
 

@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.rules import SHARD_RPCS_BY_NAME
-from gazette_sdk.shard.recovery import fsm as fsm_hints
+from gazette_sdk.shard.recovery import hints as fsm_hints
 from support.golden_consumers import HINTS, Change, GoldenConsumers, member, short, state
 from support.vectors import golden
 

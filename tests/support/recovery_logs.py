@@ -12,7 +12,7 @@ from typing import Any
 from google.protobuf.json_format import ParseDict
 
 from gazette_sdk.protocol import recoverylog_pb2 as pb
-from gazette_sdk.shard.recovery.fsm import Segment
+from gazette_sdk.shard.recovery.hints import Segment
 from gazette_sdk.shard.recovery.log import HEADER_BYTES, decode_operation
 from gazette_sdk.shard.recovery.player import Player, StagedFiles
 from support.vectors import GOLDEN

@@ -28,14 +28,14 @@ UNIT_BEHIND = re.compile(r" ?(s|ms|us|ns|bytes|seconds|milliseconds)\b")
 
 CONTRACT = "fixed by the contract: seconds, as in concurrent.futures"
 WITHOUT_UNIT = {
-    ("message/publishing/publisher.py", "timeout"): CONTRACT,
-    ("message/publishing/receipt.py", "timeout"): CONTRACT,
+    ("message/publisher.py", "timeout"): CONTRACT,
+    ("message/receipt.py", "timeout"): CONTRACT,
     ("transport/loop.py", "timeout"): "public: seconds, as in concurrent.futures",
     ("server/spinning_selector.py", "timeout"): "interface of selectors.BaseSelector",
     ("broker/append/append.py", "_delayed_chunks"): "a number of chunks, no duration",
     ("broker/append/append.py", "delayed_chunks"): "a number of chunks, no duration",
     ("broker/append/flow_control.py", "delayed_chunks"): "a number of chunks, no duration",
-    ("transport/wires/stream/pool.py", "_dial_timeouts"): "asyncio.Timeout objects, no duration",
+    ("transport/stream/pool.py", "_dial_timeouts"): "asyncio.Timeout objects, no duration",
 }
 """Names of durations without a unit, by module, with the reason."""
 

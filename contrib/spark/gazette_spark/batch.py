@@ -15,8 +15,6 @@ from gazette_spark.failure import clear_errors
 from gazette_spark.options import Options
 from gazette_spark.planning import JournalRange, Pruning, ranges_of
 
-__all__ = ["GazetteBatchReader", "batch_reader"]
-
 _PUSHDOWN = "pyspark.sql.worker.data_source_pushdown_filters"
 
 

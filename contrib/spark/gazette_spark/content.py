@@ -1,8 +1,8 @@
-"""Connections of driver and executors, with the credentials of their environment.
+"""Content of journals as it is at one moment: their fragments, in order, and the gaps between.
+
+Connections of driver and executors, with the credentials of their environment.
 
 Options of a data frame stand in plans and in Spark's web pages, so no secret is an option.
-
-Content of journals as it is at one moment: their fragments, in order, and the gaps between.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ async def list_patiently(transport: Transport, selector: pb.LabelSelector | str)
     """Return the journals that match a selector, also where a broker stops meanwhile.
 
     Raises:
-        GazetteError: they could not be listed. Without any broker this is told at once.
+        GazetteError: they could not be listed. Without any broker this is an error at once.
     """
     return await patiently(lambda: list_journals(transport, selector), STOPPING)
 
@@ -221,7 +221,7 @@ async def content_of(transport: Transport, options: Options) -> list[JournalCont
 
 
 async def fragments_of(transport: Transport, journal: str, *, begin: int = 0) -> CoverSet:
-    """Return the fragments of a journal that begin at an offset or behind it."""
+    """Return the fragments of a journal that begin at an offset or after it."""
     request = pb.FragmentsRequest(journal=journal, next_page_token=begin)
     try:
         response = await patiently(lambda: list_all_fragments(transport, request))

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 from gazette_sdk.errors import GazetteError, UnauthenticatedError
 
-__all__ = ["clear_errors"]
-
 
 @contextlib.contextmanager
 def clear_errors() -> Iterator[None]:

@@ -6,8 +6,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["lag"]
-
 
 def lag(progress: Any) -> dict[str, int]:
     """Return the bytes of each journal that a streaming query has not read yet.
@@ -18,7 +16,7 @@ def lag(progress: Any) -> dict[str, int]:
             ``gazette`` are left out.
 
     Returns:
-        Bytes by journal, behind the micro-batch that the progress is about. Journals that do not
+        Bytes by journal, after the micro-batch that the progress is about. Journals that do not
         exist any more are left out.
     """
     found: dict[str, int] = {}

@@ -23,8 +23,6 @@ from gazette_sdk.message.checkpoint import Checkpoint, ProducerState
 from gazette_sdk.message.delivery import HORIZON_S
 from gazette_sdk.message.sequencer import age_threshold
 
-__all__ = ["Position", "StreamOffset"]
-
 VERSION = 1
 
 

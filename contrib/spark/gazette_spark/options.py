@@ -17,8 +17,6 @@ from google.protobuf.message import Message
 from gazette_sdk.errors import ConfigurationError, ValidationError
 from gazette_sdk.framing.registry import framing_for
 
-__all__ = ["Bound", "Options", "load_message"]
-
 DEFAULT_ADDRESS = "http://localhost:8080"
 
 FRAMING_NAMES = MappingProxyType(
@@ -211,7 +209,7 @@ def _place(options: Mapping[str, str]) -> tuple[str, bool]:
 
 
 def _check_order(begin: Bound, end: Bound) -> None:
-    """Check that nothing begins behind its end."""
+    """Check that nothing begins after its end."""
     if begin.time is not None and end.time is not None and begin.time > end.time:
         raise ConfigurationError(f"gazette: begin {begin.time} is behind end {end.time}")
     for journal, offset in begin.offsets.items():

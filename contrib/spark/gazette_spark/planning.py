@@ -1,16 +1,16 @@
-"""Admission: how much of each journal the next micro-batch reads. Pure.
+"""Planning of reads: content of journals to ranges, one for each task. Pure.
+
+Ranges end where fragments end. Fragments end between appends, and no message spans two appends,
+so that uncommitted ranges are decoded independently. A committed range is a whole journal: which
+of its messages are committed depends on those before and after.
+
+Admission: how much of each journal the next micro-batch reads. Pure.
 
 Filters that Spark pushes down: which ranges of journals no wanted row can be in. Pure.
 
 Ranges are left out, and no rows: every filter is handed back to Spark, which applies it again.
 A schema may give metadata columns other types, which may be less exact. Filters of those leave out
 nothing.
-
-Planning of reads: content of journals to ranges, one for each task. Pure.
-
-Ranges end where fragments end. Fragments end between appends, and no message spans two appends,
-so that uncommitted ranges are decoded independently. A committed range is a whole journal: which
-of its messages are committed depends on those before and behind.
 """
 
 from __future__ import annotations
@@ -162,13 +162,13 @@ class JournalRange(InputPartition):
     Attributes:
         journal: name of the journal.
         begin: offset of the first byte.
-        end: offset behind the last byte.
+        end: offset after the last byte.
         content_type: content type of the journal's framing.
         labels: labels of the journal.
         fragments: fragments that hold the content: path below the journal in a store, and
             modification time in Unix seconds.
         gaps: parts of the range that no fragment held when it was planned.
-        state: where sequencing goes on, as a stored checkpoint; empty where it begins.
+        state: where sequencing continues, as a stored checkpoint; empty where it begins.
         split: content of a fragment that was split, of which the range is a part: the lines that
             begin in it. None if the range is of whole fragments.
     """
@@ -228,8 +228,8 @@ def range_of(
         content: content of the journal.
         options: options of the read.
         begin: offset of the first byte.
-        end: offset behind the last byte.
-        state: where sequencing goes on, as a stored checkpoint.
+        end: offset after the last byte.
+        state: where sequencing continues, as a stored checkpoint.
         replay_begin: offset from which content may be read again; by default ``begin``.
     """
     first = begin if replay_begin is None else min(begin, replay_begin)

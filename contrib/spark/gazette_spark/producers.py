@@ -3,7 +3,7 @@
 Readers keep a state for each producer, so a worker uses its producers again. A producer whose last
 transaction may yet be acknowledged, or acknowledged once more, must not be used: readers would
 commit or roll back what it has open by then. So the transactions that were prepared stay here until
-the log of their writer tells their fate; where it does not, the producer is never used again.
+the log of their writer decides about them; where it does not, the producer is never used again.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from gazette_sdk.transport import Transport
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_spark.content import open_transport
 from gazette_spark.transaction_log import Fate, TransactionLog, fate_of, intents_text
-
-__all__ = ["TaskTransaction", "WorkerPublisher", "lend_publisher"]
 
 PREPARED_MAX = 256
 """Prepared transactions whose fate a worker waits for; producers of older ones are given up."""
@@ -39,7 +37,7 @@ class TaskTransaction:
     Attributes:
         log: name of its writer's log.
         number: its number; None if its commit takes the next one.
-        job: id of its commit; empty where the number tells.
+        job: id of its commit; empty where the number does.
     """
 
     log: str

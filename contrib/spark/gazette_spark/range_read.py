@@ -1,6 +1,6 @@
-"""Transport to the content of one range, as it was planned.
+"""Reads of ranges on executors: record batches of the schema that Spark wants.
 
-Reads of ranges on executors: record batches of the schema that Spark wants.
+Transport to the content of one range, as it was planned.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class RangeTransport(Transport):
                 yield item
 
     def _checked(self, offset: int, response: pb.ReadResponse) -> int:
-        """Return the offset behind a response, which must go on at ``offset``."""
+        """Return the offset after a response, which must continue at ``offset``."""
         if response.status == pb.OK:
             is_gap = any(
                 begin <= offset and response.offset <= end for begin, end in self._part.gaps
@@ -218,7 +218,7 @@ def read_range(
 
 
 def state_behind(options: Options, part: JournalRange) -> bytes:
-    """Return the stored checkpoint of a committed range's journal behind the range.
+    """Return the stored checkpoint of a committed range's journal after the range.
 
     Only UUIDs are decoded. Equal ranges have equal checkpoints, unless clocks of their messages are
     ahead of this machine's.
@@ -440,7 +440,7 @@ def _scalar(time: dt.datetime, kind: pa.DataType) -> pa.Scalar:
 
 
 async def _line_begin(transport: Transport, journal: str, split: tuple[int, int], cut: int) -> int:
-    """Return the offset of the first line that begins at ``cut`` or behind it.
+    """Return the offset of the first line that begins at ``cut`` or after it.
 
     Args:
         transport: how to reach the journal.

@@ -20,8 +20,6 @@ from gazette_spark.options import Options, load_message
 from gazette_spark.planning import range_of
 from gazette_spark.range_read import RangeTransport
 
-__all__ = ["METADATA_FIELDS", "fields_of_class", "fields_of_messages", "sample_of"]
-
 METADATA_FIELDS = (
     st.StructField("_journal", st.StringType()),
     st.StructField("_offset", st.LongType()),

@@ -20,8 +20,6 @@ from pyspark.sql.datasource import (
 from gazette_sdk.errors import ConfigurationError
 from gazette_spark.failure import clear_errors
 
-__all__ = ["GazetteDataSource"]
-
 
 class GazetteDataSource(DataSource):
     """Data source of the messages of journals.

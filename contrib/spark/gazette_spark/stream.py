@@ -1,6 +1,6 @@
-"""Follower of the journals that a stream reads: which there are, and how far they go.
+"""Streaming reads: offsets of micro-batches on the driver, and the ranges of each.
 
-Streaming reads: offsets of micro-batches on the driver, and the ranges of each.
+Follower of the journals that a stream reads: which there are, and how far they go.
 """
 
 from __future__ import annotations
@@ -205,12 +205,12 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limit is None else ReadMaxBytes(limit)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Note the journals and their write heads, behind which the query reads nothing."""
+        """Note the journals and their write heads, after which the query reads nothing."""
         with clear_errors():
             self._last_heads = sdk_loop.run(self._following.heads())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return the offset behind the next micro-batch; ``start`` if there is nothing new."""
+        """Return the offset after the next micro-batch; ``start`` if there is nothing new."""
         with clear_errors():
             before = StreamOffset.from_json(start, self._options.isolation)
             limit_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None

@@ -1,4 +1,9 @@
-"""Records of a transaction log, and the decision over the next step of a commit. Pure.
+"""Transaction log of a writer: what it has decided, in a journal of its own.
+
+Every line is appended with the offset at which the log was seen to end. If that is not its end any
+more, somebody else wrote, or an earlier attempt did, and the log is looked at again.
+
+Records of a transaction log, and the decision over the next step of a commit. Pure.
 
 A transaction log is a journal of one writer. Its lines are JSON objects, each appended only if the
 log ends where it was last read:
@@ -32,11 +37,6 @@ action is FAIL_RIVAL, unless the record is that of this commit.
 An earlier number of an application is that of a transaction which is decided, or of one which never
 was. An unnamed writer has no numbers of its own: it takes the next, and finds its own record by its
 job, also in front of others.
-
-Transaction log of a writer: what it has decided, in a journal of its own.
-
-Every line is appended with the offset at which the log was seen to end. If that is not its end any
-more, somebody else wrote, or an earlier attempt did, and the log is looked at again.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Action(enum.Enum):
 
 
 class Fate(enum.Enum):
-    """Fate of a prepared transaction, as far as the log tells."""
+    """Fate of a prepared transaction, as far as the log has it."""
 
     ACKNOWLEDGED = "its intents are written, once"
     LOST = "its intents will never be written"
@@ -153,7 +153,7 @@ class LogTail:
     """The last lines of a log.
 
     Attributes:
-        head: offset behind them.
+        head: offset after them.
         begin: offset of the first one.
         last_line: what the last line says.
         number: number of the last transaction; None if there is none.
@@ -188,7 +188,7 @@ class LogTail:
 
         Args:
             number: a number to look for; None for the last one.
-            since: an offset; records behind it matter.
+            since: an offset; records after it matter.
         """
         if self.begin == 0:
             return True
@@ -351,7 +351,7 @@ def intents_of(text: str) -> AckIntents:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """Outcome of an append: offset behind it, and whether there was one attempt only."""
+    """Outcome of an append: offset after it, and whether there was one attempt only."""
 
     end: int
     is_clean: bool
@@ -451,11 +451,11 @@ class TransactionLog:
     async def read(
         self, number: int | None = None, since: int | None = None, *, bytes_max: int | None = None
     ) -> LogTail:
-        """Return the end of the log, which is appended to by nobody at this moment.
+        """Return the end of the log, which is appended to by no one at this moment.
 
         Args:
             number: a transaction to look for; None for the last one.
-            since: an offset, behind which all records are returned.
+            since: an offset, after which all records are returned.
             bytes_max: bound of the search for the number; None for none.
 
         Raises:

@@ -23,15 +23,6 @@ from gazette_sdk.protocol.names import strip_meta, validate_journal
 from gazette_spark.options import BROKER_SCHEMES, DEFAULT_ADDRESS, load_message
 from gazette_spark.transaction_log import MANAGER
 
-__all__ = [
-    "METADATA_COLUMNS",
-    "TRANSACTION_LOG",
-    "UNNAMED",
-    "WriteOptions",
-    "check_key",
-    "log_name",
-]
-
 TRANSACTION_LOG = "gazette-spark/transactions"
 """Prefix of the journals which are transaction logs."""
 

@@ -1,4 +1,9 @@
-"""The journal service on gRPC (protocol section 3).
+"""Interface of the journal service for the broker's fronts, and the chunking of content.
+
+The journal service is a plain async object (see `service`). gRPC, the HTTP gateway and the JSON
+gateway are thin fronts over it, which differ only in how they encode its responses.
+
+The journal service on gRPC (protocol section 3).
 
 Most messages carry content, in one length-delimited field, which an offset precedes in reads.
 These messages are encoded and decoded here by hand; all others by protobuf.
@@ -10,11 +15,6 @@ append follows the opening request, content of a read continues where the read's
 content ended, content of a replication follows the content sent since the last proposal.
 
 Guard before the journal service of a public port: limits of calls by peer, and the audit log.
-
-Interface of the journal service for the broker's fronts, and the chunking of content.
-
-The journal service is a plain async object (see `service`). gRPC, the HTTP gateway and the JSON
-gateway are thin fronts over it, which differ only in how they encode its responses.
 """
 
 from __future__ import annotations
@@ -152,11 +152,11 @@ def stream_methods(service: Journals) -> Iterator[StreamMethod]:
 
 
 def _append_now(service: Journals) -> AnswerNow:
-    def append_now(call: StreamCall, behind: object | None) -> Answer | StartedCall | None:
+    def append_now(call: StreamCall, earlier: object | None) -> Answer | StartedCall | None:
         item = call.only_item
         if item is None or item.kind != _CONTENT:
             return None
-        started = service.append_now(call.request, item.payload, call.context, behind)
+        started = service.append_now(call.request, item.payload, call.context, earlier)
         if started is None:
             return None
         call.received += 2  # the chunk, and the end that commits it
@@ -431,7 +431,7 @@ def _decline(
     opening: bytes,  # noqa: ARG001 - see Journals.append_now
     content: bytes,  # noqa: ARG001
     call: Call,  # noqa: ARG001
-    behind: object | None,  # noqa: ARG001
+    earlier: object | None,  # noqa: ARG001
 ) -> StartedAppend | None:
     """Leave an append to :meth:`GuardedJournals.append`, which records it."""
     return None

@@ -1,14 +1,14 @@
-"""Decoder of a request's compressed body, which must be complete (RFC 9110, section 8.4).
-
-RPCs of the journal service that the JSON gateway offers (protocol section 15).
-
-Journals as files over HTTP: GET reads, HEAD looks, PUT appends (broker section 16).
+"""Journals as files over HTTP: GET reads, HEAD looks, PUT appends (broker section 16).
 
 The path is the journal's name. A GET answers 206 and streams content; why the body ended stands
 in the trailer ``X-Close-Error``. A PUT is one append, acknowledged with 204. Its body may have the
 ``Content-Encoding`` gzip or deflate.
 
 Where keys are configured the caller's own bearer token is required, as on every other front.
+
+Decoder of a request's compressed body, which must be complete (RFC 9110, section 8.4).
+
+RPCs of the journal service that the JSON gateway offers (protocol section 15).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def decoder_of(encoding: str) -> BodyDecoder | None:
 
 
 class BodyDecoder:
-    """Incremental decoder of a body. gzip may have many members; there is nothing behind the last.
+    """Incremental decoder of a body. gzip may have many members; there is nothing after the last.
 
     Args:
         window_bits: format, as of :func:`zlib.decompressobj`.
@@ -161,7 +161,7 @@ _INTEGER = re.compile(r"[-+]?[0-9]+")
 
 
 class HttpGateway:
-    """Answers requests for journals. Mount it at ``/``, behind everything else.
+    """Answers requests for journals. Mount it at ``/``, after everything else.
 
     Args:
         service: the journal service to ask.

@@ -19,8 +19,6 @@ from gazette_sdk.server.call import Call
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wire import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
 
-__all__ = ["CHUNK_BYTES", "InProcessTransport"]
-
 CHUNK_BYTES = 256 << 10
 """Content of one item: it is copied once, so that bigger ones gain little."""
 
@@ -132,7 +130,7 @@ class InProcessTransport(Transport):
             return await self._service.fragment_store_health(request, call)
 
     async def aclose(self) -> None:
-        """See :meth:`Transport.aclose`. The broker goes on."""
+        """See :meth:`Transport.aclose`. The broker continues."""
         self._closed = True
         for call in tuple(self._calls):
             call.end(ClosedError(_CLOSED))

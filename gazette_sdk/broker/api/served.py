@@ -22,8 +22,6 @@ from gazette_sdk.server.http import Target
 from gazette_sdk.server.json_gateway import JsonGateway
 from gazette_sdk.server.process import STOP_GRACE_S, Server, raise_open_files_limit
 
-__all__ = ["DEV_PATH", "ServedBroker"]
-
 DEV_PATH = "/v1/dev"
 """Path at which brokers of ``gazette dev`` tell the address of their Etcd."""
 
@@ -32,7 +30,7 @@ class ServedBroker:
     """A :class:`~gazette_sdk.broker.process.Broker` and the port it is reached at.
 
     The port is bound before the broker is announced in Etcd, because its number is announced. It
-    refuses connections until the broker serves, so that nobody waits for it.
+    refuses connections until the broker serves, so that no one waits for it.
 
     Args:
         server: its port, not started yet.

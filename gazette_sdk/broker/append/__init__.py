@@ -1,9 +1,12 @@
 """Appends at their primary (broker sections 5, 8 and 9).
 
-- `machine`, `inputs`: the append state machine, and its inputs derived from facts; pure.
-- `append`: the driver of the machine, from the request to the response.
-- `common_case`: small appends at hand, in one synchronous function; it declines all others.
-- `content`, `flow_control`: content from the client, and its rates.
-- `store_health`, `assignments`: the first precondition; routes and suspensions in Etcd.
-- `proxy`, `pulse`: appends to another primary; empty appends to own journals.
+- ``flow_control``: Greatest and least rate of appends to one journal (broker section 8).
+- ``machine``: The append state machine, as tables (broker section 5).
+- ``preconditions``: Preconditions of an append: a route that is written, a healthy store; else
+  the proxy.
+- ``pulse``: Pulses: empty appends which a broker makes to its own journals (broker section 9).
+- ``content``: Content of one append, from its client to every replica (broker sections 5.3 and
+  8).
+- ``append``: The driver of the append machine: one append, from its request to its response.
+- ``common_case``: The common case of an append, in one synchronous function (broker section 5).
 """

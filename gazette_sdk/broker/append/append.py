@@ -64,8 +64,6 @@ from gazette_sdk.protocol.rules import complete
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wire import AppendItem
 
-__all__ = ["Appends"]
-
 _EMPTY_REGISTERS = pb.LabelSet()
 
 _log = logging.getLogger(__name__)
@@ -86,7 +84,7 @@ class Appends:
             we have them, too, or if it is not known.
         known_lease: knowledge about this broker's lease.
         is_all_stored: returns True if the last broker of a journal left when all of its content was
-            stored, and nobody continued it since.
+            stored, and no one continued it since.
         record_route: returns the operations that record a journal's last route.
         stored_end: returns the offset up to which a journal was stored when its last broker left;
             0 if that is not known, or somebody continued it since.
@@ -370,7 +368,7 @@ class _Append:
             return Input.AGREED
         if self._judge_replicas() is Input.TOO_FEW:
             # Members that are away may have more bytes than these: to them, a route without them
-            # would mean that the journal went on.
+            # would mean that the journal continued.
             return Input.TOO_FEW
         if refused := await self._refuse_unless_complete():
             return refused
@@ -396,7 +394,7 @@ class _Append:
     async def _refuse_unless_given_up(self, absent: Sequence[pb.ProcessSpec.ID]) -> Input | None:
         """Refuse an append to a journal whose last bytes only brokers have that are away.
 
-        By the explicit offset behind all stored content the operator gives these bytes up. Then
+        By the explicit offset after all stored content the operator gives these bytes up. Then
         ``None`` is returned.
         """
         resolution, replica, request = self._resolution, self._held, self._request
@@ -451,7 +449,7 @@ class _Append:
         return None
 
     async def _is_behind_stored_content(self) -> bool:
-        """Return True if the journal goes on behind its stored content, which is all there is."""
+        """Return True if the journal continues after its stored content, which is all there is."""
         replica = self._held
         assert replica is not None
         is_head_known = self._current_pipeline().spool.fragment.end > 0
@@ -581,7 +579,7 @@ class _Append:
     async def _roll(self) -> None:
         """Close the spool's fragment at the client's first message, if it is time to.
 
-        Nobody is asked to acknowledge: the pipeline is synchronized, so that every replica can.
+        No one is asked to acknowledge: the pipeline is synchronized, so that every replica can.
         """
         pipeline = self._current_pipeline()
         proposal = self._next_proposal(pipeline)

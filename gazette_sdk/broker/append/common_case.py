@@ -43,8 +43,6 @@ from gazette_sdk.protocol.fragments import set_sum
 from gazette_sdk.protocol.rules import validate
 from gazette_sdk.server.call import Call
 
-__all__ = ["InlineAppends", "StartedAppend", "append_now"]
-
 OPENING_BYTES_MAX = 1024
 """Longer opening requests go through the machine: short ones are kept."""
 
@@ -55,7 +53,7 @@ _APPENDS_STARTED = SERVER_STARTED.cell("Append")
 _APPENDS_OK = SERVER_COMPLETED.cell("Append", "ok")
 
 _MESSAGES = 2
-"""Messages of a whole append behind its opening: the chunk, and the one that commits."""
+"""Messages of a whole append after its opening: the chunk, and the one that commits."""
 
 
 class StartedAppend(NamedTuple):
@@ -97,7 +95,7 @@ class InlineAppends:
         self._authority = authority
 
     def append_now(
-        self, opening: bytes, content: bytes, call: Call, behind: object | None
+        self, opening: bytes, content: bytes, call: Call, earlier: object | None
     ) -> StartedAppend | None:
         """Authorize, validate and count an append, and make it by :func:`append_now`.
 
@@ -105,7 +103,7 @@ class InlineAppends:
             opening: the encoded opening request.
             content: all content. The client has committed it.
             call: the call's metadata.
-            behind: see :func:`append_now`.
+            earlier: see :func:`append_now`.
 
         Returns:
             the append, whose acknowledgement ``JournalService.append_acknowledged`` awaits if it
@@ -121,7 +119,7 @@ class InlineAppends:
             )
         except UnauthenticatedError:
             return None
-        started = append_now(self._shared, request, content, claims, behind=behind)
+        started = append_now(self._shared, request, content, claims, earlier=earlier)
         if started is not None:
             _APPENDS_STARTED.value += 1
             if not started.answers:
@@ -146,7 +144,7 @@ def append_now(
     content: bytes,
     claims: Claims,
     *,
-    behind: object | None = None,
+    earlier: object | None = None,
 ) -> StartedAppend | None:
     """Append small content that is at hand to a journal that is ready for it.
 
@@ -155,7 +153,7 @@ def append_now(
         request: the opening request, already valid.
         content: all content. The client has committed it.
         claims: what the caller may see.
-        behind: pipeline of the client's earlier appends that are not acknowledged yet; ``None``
+        earlier: pipeline of the client's earlier appends that are not acknowledged yet; ``None``
             if there are none.
 
     Returns:
@@ -166,7 +164,7 @@ def append_now(
         return None
     _, pipeline, terms, encoded_header = replica.ready
     now = shared.now()
-    if behind is not None and behind is not pipeline:
+    if earlier is not None and earlier is not pipeline:
         return None
     may_go_on = not pipeline.streams or _may_await(pipeline, claims, now)
     lease = shared.known_lease

@@ -22,8 +22,6 @@ from gazette_sdk.protocol.fragments import set_sum
 from gazette_sdk.protocol.rules import validate
 from gazette_sdk.transport.wire import AppendItem
 
-__all__ = ["TICK_S", "Content"]
-
 TICK_S = TICK_MS / 1000
 """Period at which the rates of a stream are checked."""
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-__all__ = ["TICK_MS", "FlowControl", "Verdict"]
-
 TICK_MS: Final = 50
 """Milliseconds between ticks while content streams."""
 

@@ -160,7 +160,7 @@ APPEND: Mapping[tuple[State, Input], Step] = {
     # Brokers that are away have bytes which these members lack, unless the operator gives them up.
     (State.UPDATE_ASSIGNMENTS, Input.REFUSED): Step(_RELEASE, State.ERROR),
     (State.UPDATE_ASSIGNMENTS, Input.INVALIDATED): Step(_NOTHING, State.RESOLVE),
-    # The last broker left with all content stored: the journal goes on behind it.
+    # The last broker left with all content stored: the journal continues after it.
     (State.UPDATE_ASSIGNMENTS, Input.ROLL): Step(_NOTHING, State.SEND_SYNC),
     (State.UPDATE_ASSIGNMENTS, Input.FAILED): Step(_RELEASE, State.ERROR),
     (State.UPDATE_ASSIGNMENTS, Input.CANCELLED): Step(_RELEASE, State.ERROR),
@@ -375,7 +375,7 @@ class Verdict(NamedTuple):
 
     Attributes:
         input: AGREED, ROLL, SUSPENSION or REFUSED.
-        status: of the answer. SUSPENDED with AGREED: an append without content which goes on,
+        status: of the answer. SUSPENDED with AGREED: an append without content which continues,
             to prove that all replicas are in sync, and then answers so.
         roll_to: offset at which spools should begin, 0 for no roll.
         suspend: what to write into the spec, with SUSPENSION.
@@ -412,11 +412,11 @@ def judge_preconditions(  # noqa: PLR0911 - one per precondition
         index: what the fragment index covers.
         now: Unix time, in seconds.
         is_followed: True if all acknowledged bytes are known to lie before the spool's end, and
-            the index has every byte from there to its own end. Nobody has acknowledged those: the
-            journal goes on behind them, as it would behind a former primary's last bytes. Our
+            the index has every byte from there to its own end. No one has acknowledged those: the
+            journal continues after them, as it would after a former primary's last bytes. Our
             brokers store bytes before all replicas have them in two cases. One that stops while
             no other broker is there stores all that it has. And a recovered spool is used where
-            nobody can tell that others went on before its end (`Quarantine`). Brokers of other
+            no one can tell that others continued before its end (`Quarantine`). Brokers of other
             implementations store whatever they have committed.
     """
     index_begin, index_end, index_mod_time = index
@@ -531,7 +531,7 @@ class Suspension(NamedTuple):
         write: what has to be written into the spec first; ``None`` to leave it.
         close_fragment: True if the spool has to be closed after that write.
         refused: the journal is suspended and the request may not resume it.
-        is_suspended: the append goes on, and answers SUSPENDED in the end.
+        is_suspended: the append continues, and answers SUSPENDED in the end.
     """
 
     write: pb.JournalSpec.Suspend | None = None

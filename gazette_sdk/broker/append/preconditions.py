@@ -1,11 +1,15 @@
-"""First precondition of an append: a listed store that is healthy (broker section 5.1).
+"""Preconditions of an append: a route that is written, a healthy store; else the proxy.
+
+Proxy of appends whose journal has another primary (broker section 4).
+
+First precondition of an append: a listed store that is healthy (broker section 5.1).
 
 Without the wait for the index's first refresh an empty index would make offset 0 look right on
 a broker that is new to the journal. Without a healthy store, content would pile up here.
 
 A primary that knows the head does not need the stores to find it: neither the first listing nor the
-first check of the store is waited for, and a journal with several replicas goes on for some minutes
-while its store fails.
+first check of the store is waited for, and a journal with several replicas continues for some
+minutes while its store fails.
 
 Writes of a journal's primary to Etcd: its synchronized route, and its suspension.
 
@@ -14,8 +18,6 @@ Each transaction that changes a journal's last route changes its record, too (`r
 
 Every transaction compares the keys of its resolution (protocol section 13.2). It fails if one of
 them has changed since: then the resolution is old by at least one revision.
-
-Proxy of appends whose journal has another primary (broker section 4).
 """
 
 from __future__ import annotations
@@ -59,8 +61,8 @@ WAIT_MAX_S = 4.0
 an answer within 5 s."""
 
 FAILING_TOLERATED_S = 600.0
-"""Time for which journals with several replicas go on without their store. Until then their content
-piles up on the disks of several brokers; a full disk refuses it earlier."""
+"""Time for which journals with several replicas continue without their store. Until then their
+content piles up on the disks of several brokers; a full disk refuses it earlier."""
 
 _LISTING_CHECK_S = 1.0  # period of checks of a first listing: a large one takes long
 
@@ -90,7 +92,7 @@ def _health(stores: StoreRegistry, store: str | None) -> StoreHealth | None:
 
 
 def is_dispensable(health: StoreHealth, now: float, *, has_peers: bool) -> bool:
-    """Return True if a primary that knows the head goes on without a store which is not healthy.
+    """Return True if a primary that knows the head continues without a store which is not healthy.
 
     Args:
         health: of the store.
@@ -123,7 +125,7 @@ async def await_health(
         store: URL of the journal's first; a journal without any is healthy.
         invalidated: ends the waiting.
         started_at: loop time at which the append began: its patience counts from then, so that
-            appends which queued behind one another are answered together.
+            appends which queued after one another are answered together.
         head_is_known: True if the journal's head is known without the stores.
         has_peers: True if the journal has several replicas.
 
@@ -223,7 +225,7 @@ async def withdraw_routes(
 ) -> None:
     """State that journals have no content but what is stored: their last member leaves.
 
-    So a journal does not wait for this broker afterwards, but goes on behind its stored content. A
+    So a journal does not wait for this broker afterwards, but continues after its stored content. A
     journal whose assignment has changed keeps its route.
 
     Args:

@@ -23,15 +23,6 @@ from gazette_sdk.protocol.authorization import Capability, Claims
 from gazette_sdk.protocol.labels import journal_selector
 from gazette_sdk.transport.wire import AppendItem
 
-__all__ = [
-    "PULSE_PERIOD_S",
-    "PULSE_RETRY_S",
-    "PULSE_TIMEOUT_S",
-    "SUSPEND_AFTER_PULSES",
-    "Pulses",
-    "pulse_mode",
-]
-
 PULSE_PERIOD_S = 60.0
 """Time between pulses of a journal, give or take a tenth: so that journals do not pulse at once."""
 
@@ -86,7 +77,7 @@ class Pulses:
     async def run(self, replica: Replica) -> None:
         """Pulse at once, at each change of the journal's assignments, and every minute.
 
-        A pulse that failed is tried again soon: nobody else may synchronize the replicas. Another
+        A pulse that failed is tried again soon: no one else may synchronize the replicas. Another
         one follows a pipeline that ended before it could tell the others what all of them have.
         """
         undisturbed = failures = 0

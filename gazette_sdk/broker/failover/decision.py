@@ -1,11 +1,11 @@
-"""Links of a broker to its peers: since when one has not worked. Pure.
-
-Replacement of replicas that their primary does not reach, as a pure decision.
+"""Replacement of replicas that their primary does not reach, as a pure decision.
 
 The primary holds every acknowledged byte. So it may continue without a replica that it does not
 reach, as soon as another broker takes the place. A primary that reaches no replica, and too few
 other brokers, though replicas answer in Etcd, is cut off itself: it gives its role to one of them,
 which holds every acknowledged byte, too.
+
+Links of a broker to its peers: since when one has not worked. Pure.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Action(enum.Enum):
     """Change of a journal."""
 
     NOTHING = enum.auto()
-    """No replica is cut off, or nobody can take its place."""
+    """No replica is cut off, or no one can take its place."""
     REPLACE = enum.auto()
     """The replica leaves the journal, and a substitute takes its slot, unless there are enough."""
     HAND_OVER = enum.auto()

@@ -1,4 +1,4 @@
-"""Fail-over of one broker: its parts, and how they are told of evidence.
+"""Fail-over of one broker: its parts, and how they get evidence.
 
 The driver of replacements: journals continue without a replica that their primary cannot reach.
 
@@ -248,7 +248,7 @@ class Rebuilder:
             self._doubt.add_done_callback(_log_failure)
 
     async def aclose(self) -> None:
-        """Cancel what is going on, and begin nothing more."""
+        """Cancel what is continuing, and begin nothing more."""
         self._is_closed = True
         tasks = [*self._tasks.values(), *filter(None, (self._absence, self._doubt))]
         for task in tasks:
@@ -265,7 +265,7 @@ class Rebuilder:
     async def _settle(self, name: tuple[str, str], *, missed_answer: bool) -> None:
         """Wait until a link works again, its peer has left, or nothing is awaited of it for long.
 
-        Until then our journals go on without the peer, as often as it is assigned again.
+        Until then our journals continue without the peer, as often as it is assigned again.
         """
         loop = asyncio.get_running_loop()
         while (endpoint := self._keyspace.endpoint(*name)) is not None:

@@ -27,8 +27,6 @@ from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.lease import LeaseLife, boot_s
 from gazette_sdk.errors import EtcdError, UnavailableError
 
-__all__ = ["KnownLease", "PauseGuard"]
-
 
 class KnownLease:
     """Knowledge about this broker's lease.

@@ -1,7 +1,8 @@
 """Fragments of a journal: their index, listings of the stores, and uploads.
 
-- `index`: the fragment and file of every offset.
-- `refresh`: lists the stores periodically.
-- `persister`: uploads closed spools.
-- `rpc`: answers ListFragments and FragmentStoreHealth.
+- ``index``: Fragment index of a replica: the place of every byte of its journal (broker section
+  10).
+- ``persister``: Persister: uploads closed fragments to their stores (broker section 12).
+- ``refresh``: Refresh of a replica's index from its journal's stores (broker section 11).
+- ``rpc``: Answers of ListFragments and FragmentStoreHealth to resolved calls (broker section 14).
 """

@@ -5,7 +5,7 @@ does not cover yet. Reads look up the fragment of their offset here, and wait fo
 
 A journal with several replicas is read only as far as all of them have acknowledged: what one
 broker has committed may be overwritten if that broker is lost. So the index has an *acknowledged
-offset*. Local content behind it is known here, and hidden from reads. With durability ``persisted``
+offset*. Local content after it is known here, and hidden from reads. With durability ``persisted``
 a lone replica has one, too: it acknowledges what is on disk.
 """
 
@@ -32,7 +32,7 @@ FIRST_LISTING_WAIT_S = 5.0
 that has just started takes appends before it knows what is stored."""
 
 OFFSET_JUMP_AGE_S = 6 * 3600
-"""A read skips a gap in a journal when the fragment behind it is older than this: until then a
+"""A read skips a gap in a journal when the fragment after it is older than this: until then a
 broker may still upload the bytes of the gap."""
 
 
@@ -95,7 +95,7 @@ class Index:
             show bytes that are missing here.
         listing_asked: set while one should begin without a pause.
         refresh_failure: why they could not be listed; None when they could, or were not yet.
-        on_acknowledged: called when more is acknowledged; ``None`` while nobody waits for that.
+        on_acknowledged: called when more is acknowledged; ``None`` while no one waits for that.
         spool_end: returns the end of the replica's spool, of which the index knows only content; -1
             before the replica has one.
     """
@@ -162,7 +162,7 @@ class Index:
         Args:
             end: offset through which all replicas have acknowledged content; by default all that
                 can be read now.
-            is_told: True if the primary is another broker, which tells us what is acknowledged:
+            is_told: True if the primary is another broker, which reports what is acknowledged:
                 later than its client.
         """
         self._is_told = is_told
@@ -272,7 +272,7 @@ class Index:
 
     @property
     def readable_end(self) -> int:
-        """Offset behind the last byte that can be read: the write head of reads."""
+        """Offset after the last byte that can be read: the write head of reads."""
         end = self._end
         if self._acknowledged is None or end <= self._acknowledged:
             return end
@@ -285,7 +285,7 @@ class Index:
 
     @property
     def listed_end(self) -> int:
-        """Offset behind the last byte that the last listing of the stores showed."""
+        """Offset after the last byte that the last listing of the stores showed."""
         return self._stored_end
 
     @property
@@ -302,9 +302,9 @@ class Index:
         return Summary(fragments.begin, end, fragments[-1].mod_time) if end else _NOTHING
 
     def follows(self, spool: pb.Fragment) -> bool:
-        """Return True if it goes on behind a spool, and has every byte from there to its end.
+        """Return True if it continues after a spool, and has every byte from there to its end.
 
-        Not behind a spool with content: then a stranger wrote what is stored behind it.
+        Not after a spool with content: then a stranger wrote what is stored after it.
         """
         offset, end = spool.end, self._all.end
         return spool.begin == offset < end and self._all.covers(offset, end)

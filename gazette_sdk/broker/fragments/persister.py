@@ -41,8 +41,6 @@ from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import PostfixTemplate, content_path, digest_of, length_of
 
-__all__ = ["CONCURRENT_ATTEMPTS_MAX", "TICK_S", "UPLOAD_TIMEOUT_S", "Persister"]
-
 CONCURRENT_ATTEMPTS_MAX: Final = 32
 """Uploads of the process at once: enough to fill a network, few enough to bound memory."""
 
@@ -148,7 +146,7 @@ class Persister:
     def unstored(self, journal: str, create_revision: int) -> Sequence[CompletedSpool]:
         """Return the spools of a journal that are not known to be in its store yet.
 
-        A new replica of the journal has them from its begin. Nobody else may: if it did not list
+        A new replica of the journal has them from its begin. No one else may: if it did not list
         them, a broker that is back could use other bytes at their offsets.
         """
         return list(self._unstored.get((journal, create_revision), ()))

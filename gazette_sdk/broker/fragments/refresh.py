@@ -1,7 +1,9 @@
-"""Journals whose listings show all of their content: others may go on behind that.
+"""Refresh of a replica's index from its journal's stores (broker section 11).
+
+Journals whose listings show all of their content: others may continue after that.
 
 A store may list an object some time after it has stored it. Whoever takes over a journal that
-nobody is left of learns its head from a listing: one without the last fragments would make it give
+no one is left of learns its head from a listing: one without the last fragments would make it give
 their offsets again.
 
 Copies of un-stored content, from the other replicas of a journal to a new one.
@@ -11,8 +13,6 @@ other replicas only: those bytes have one holder less than the journal's replica
 the replicas agreed, ours asks the others for their un-stored fragments, and copies those that it
 lacks: then as many brokers as required may be lost again. A copy is a spool like any other, with a
 log of its own.
-
-Refresh of a replica's index from its journal's stores (broker section 11).
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def missing_of(holdings: Iterable[Holding], have: CoverSet, end: int) -> list[Ho
     Args:
         holdings: of all peers.
         have: what is there; it is changed.
-        end: offset through which all replicas agree. Fragments that end behind it are written
+        end: offset through which all replicas agree. Fragments that end after it are written
             still, or may be overwritten.
     """
     final = [holding for holding in holdings if holding.fragment.end <= end]

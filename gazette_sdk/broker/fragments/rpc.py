@@ -16,14 +16,6 @@ from gazette_sdk.protocol.authorization import Capability, Claims
 from gazette_sdk.protocol.durations import SECOND_NS, format_duration, to_ns, to_seconds
 from gazette_sdk.protocol.labels import matches_journal, rewrite_prefix
 
-__all__ = [
-    "DELETE_PROBE_TIMEOUT_S",
-    "PAGE_LIMIT_DEFAULT",
-    "SIGNATURE_TTL_MAX_S",
-    "check_store",
-    "list_page",
-]
-
 PAGE_LIMIT_DEFAULT: Final = 1000
 """Fragments of a page if the request has no limit."""
 

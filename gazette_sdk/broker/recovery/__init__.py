@@ -2,14 +2,14 @@
 
 In reading order:
 
-- `states`: the state machine of a head and of a recovered spool, as tables; pure.
-- `spools`: verifies the spools in a directory.
-- `last_routes`: the last route of each journal, from Etcd's mirror, history, and
-  `recorded_routes`: keys without a lease, which `route_recorder` completes.
-- `etcd_history`: forgets heads of journals that others continued.
-- `quarantine`: decides about verified spools, with
-  `peer_inventory` (bytes that peers and stores have) and `reconcile` (comparison; pure).
-- `truncate`: truncates a spool's files, or renames them to ``*.superseded``.
-- `unagreed`: closed spools of this process which some replica may lack.
-- `waiting_journals`: takes over journals that wait for this broker.
+- ``routes``: Routes that Etcd holds for recovery: recorded ones, the last ones, and their
+  recorder.
+- ``states``: State machine of recovery, as two tables: one for a journal's head, one for a
+  recovered spool.
+- ``etcd_history``: Etcd history: heads are valid only if no one continued their journals without
+  this broker.
+- ``spools``: Recovery of the spools that an earlier process left in one journal's directory.
+- ``peers``: Peers in a recovery: what they hold of a journal, and journals that wait for them.
+- ``withheld``: Withheld spools: those of a history that Etcd does not have any more.
+- ``quarantine``: Quarantine of recovered spools, until it is known how much of them is valid.
 """

@@ -1,4 +1,4 @@
-"""Etcd history: heads are valid only if nobody continued their journals without this broker.
+"""Etcd history: heads are valid only if no one continued their journals without this broker.
 
 A broker that starts again reads the heads of its journals from its spool directory. A primary
 appends to a journal only after it wrote the synchronized route into the journal's assignments, and
@@ -33,13 +33,6 @@ from gazette_sdk.cluster.keyspace import HistoryMark
 from gazette_sdk.errors import EtcdCompactedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.journal_spec import DEFAULT_MAX_REPLICATION
-
-__all__ = [
-    "EtcdHistory",
-    "RevisionFile",
-    "is_route_without",
-    "journals_continued_by_others",
-]
 
 HISTORY_TIMEOUT_S = 10.0
 """Bound of reading the history. When it is over, the history counts as compacted."""
@@ -172,7 +165,7 @@ class EtcdHistory:
 
         The earlier process may have had another id: then routes with that id are its own. Without
         the history only heads of journals stay whose last route is known, and has that id. If only
-        a record tells of that route, the head is unverified first (`states`).
+        a record has that route, the head is unverified first (`states`).
 
         Args:
             etcd: the client. The mirror is just loaded at the revision of our announcement.
@@ -209,7 +202,7 @@ class EtcdHistory:
         """Forget heads that became outdated by the last batch of changes of recorded routes.
 
         The cluster's mirror may never show a route that soon ended with its last member. The
-        caller adds this method to the observers of the records, behind that of the last routes.
+        caller adds this method to the observers of the records, after that of the last routes.
         """
         for _, _, new in self._last_routes.records.mirror.changes:
             if new is None or new.value.revision <= self._checked_revision:

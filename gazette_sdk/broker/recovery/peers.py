@@ -1,4 +1,4 @@
-"""Inventory of a journal's content outside of this broker: on its peers and in its stores.
+"""Peers in a recovery: what they hold of a journal, and journals that wait for them.
 
 Waiting journals: a broker that is back over its spool directory takes them over again.
 
@@ -8,9 +8,11 @@ transaction, and so ends the wait. The allocator moves the journal later if it w
 add this broker at the same moment, since its transaction does not depend on ours: then the second
 assignment of this broker is deleted again.
 
-The directory has all acknowledged bytes of a journal if its head is known and nobody continued the
+The directory has all acknowledged bytes of a journal if its head is known and no one continued the
 journal since (`etcd_history`); or if the broker that used the directory before is a member of the
 last route, which is the only trace of a journal without content.
+
+Inventory of a journal's content outside of this broker: on its peers and in its stores.
 """
 
 from __future__ import annotations
@@ -99,10 +101,10 @@ class PeerInventory:
         found: list[pb.Fragment] = []
         if resolution.replica is not None:
             found += resolution.replica.index.page(limit=sys.maxsize).fragments
-        if may_read(spec):  # peers refuse to list a journal that nobody may read
+        if may_read(spec):  # peers refuse to list a journal that no one may read
             peers = [member for member in members if member != self._resolver.local_id]
             asked = [self._fragments_in_time(resolution, member, end) for member in peers]
-            # All are awaited, so that none goes on asking after an error.
+            # All are awaited, so that none continues asking after an error.
             for answer in await asyncio.gather(*asked, return_exceptions=True):
                 if isinstance(answer, BaseException):
                     raise answer
@@ -125,9 +127,9 @@ class PeerInventory:
         return [fragment for fragment in whole_of(found) if fragment.begin < end]
 
     async def head(self, journal: str, members: Iterable[pb.ProcessSpec.ID]) -> int | None:
-        """Return the offset at which members of a journal go on with it.
+        """Return the offset at which members of a journal continue with it.
 
-        It may be behind all bytes that anybody has: replicas learn the offset of bytes which only
+        It may be after all bytes that anybody has: replicas learn the offset of bytes which only
         their primary has.
 
         Args:
@@ -140,7 +142,7 @@ class PeerInventory:
             journal requires: their disks may be new.
 
         Raises:
-            GazetteError: a broker did not answer, or does not know yet where it goes on.
+            GazetteError: a broker did not answer, or does not know yet where it continues.
         """
         resolution = await self._resolve(journal)
         assert resolution.spec is not None
@@ -279,7 +281,7 @@ class WaitingJournals:
 
     Args:
         etcd: takes the transactions.
-        keyspace: mirror of Etcd. The caller adds :meth:`wake` to its observers, behind those of
+        keyspace: mirror of Etcd. The caller adds :meth:`wake` to its observers, after those of
             ``last_routes`` and ``history``.
         local_id: this broker.
         lease: returns the id of its lease.

@@ -24,8 +24,8 @@ quarantine.
 
 Closed spools with content of which it is not known whether all replicas have it.
 
-A primary commits an append to its own spool before its peers have it, and a replica before it is
-told that the others have it, too. If such content was stored, and others continued the journal at
+A primary commits an append to its own spool before its peers have it, and a replica before it knows
+that the others have it, too. If such content was stored, and others continued the journal at
 an earlier offset, then the store would have other bytes than the journal. So a spool waits here
 until the journal's replicas have acknowledged everything in it. If our replica ends before, the
 spool goes to the quarantine, which asks the others.
@@ -113,8 +113,8 @@ class _Elsewhere(NamedTuple):
 
     Attributes:
         inventory: what others have, asked for after ``head``, and what we use ourselves.
-        head: offset at which those go on who continued the journal without this broker. They have
-            learned all that was acknowledged. ``None`` if nobody did, or it is not known.
+        head: offset at which those continue who took the journal without this broker. They have
+            learned all that was acknowledged. ``None`` if no one did, or it is not known.
         are_stores_listed: True if the inventory has what is stored.
     """
 
@@ -134,7 +134,7 @@ class Quarantine:
     Args:
         directory: the directory of the spools.
         spools: all that were recovered.
-        unverified: heads which are used only if nobody has bytes behind them.
+        unverified: heads which are used only if no one has bytes after them.
         exists: returns True if a journal of this name and create revision exists.
         inventory: what peers and stores have.
         upload: takes a spool that is used; also one whose journal is deleted, which is dropped.
@@ -143,7 +143,7 @@ class Quarantine:
             acknowledged its content; by default ``upload``.
         restores_head: returns True if this broker is a member of a journal's last route.
         goes_on: returns True if brokers are there which may continue a journal without us: bytes
-            behind all that they have may become theirs at any time.
+            after all that they have may become theirs at any time.
         continued_by: returns the members of a journal's last route if this broker is none of them.
         other_members: returns the other members of a journal's last route in any case.
         waits: returns True if a journal waits for members of its last route, who are away.
@@ -355,7 +355,7 @@ class Quarantine:
         """
         is_verifying = key in self._unverified
         end = max((entry.spool.fragment.end for entry in asked), default=0)
-        # With what begins at their end: then they close a gap. Behind a head: everything.
+        # With what begins at their end: then they close a gap. After a head: everything.
         limit = sys.maxsize if is_verifying else end + 1
         async with asyncio.timeout(ASK_TIMEOUT_S):
             # The head first: whatever others have in front of it, the inventory has.
@@ -571,7 +571,7 @@ class Quarantine:
             self._whole[key] = max(last, used, key=lambda each: each.fragment.end)
 
     def _judge_head(self, key: Key, inventory: Iterable[pb.Fragment]) -> None:
-        """Use a journal's unverified head if its spools are whole, and nobody has more."""
+        """Use a journal's unverified head if its spools are whole, and no one has more."""
         head, is_whole = self._directory.unverified_head(key[0]), self._whole.get(key, True)
         if head is None or not is_whole or not self._restores_head(key[0]):
             return

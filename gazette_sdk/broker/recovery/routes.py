@@ -1,4 +1,11 @@
-"""Recorded routes: the last route of every journal, in keys of Etcd without a lease.
+"""Routes that Etcd holds for recovery: recorded ones, the last ones, and their recorder.
+
+Recorder of routes that no one recorded in the transaction which wrote them.
+
+Those are routes of primaries of other implementations, and routes of a broker that was alone when
+it wrote them. Records of journals that are deleted or suspended are deleted.
+
+Recorded routes: the last route of every journal, in keys of Etcd without a lease.
 
 Assignments end with the leases of their members, and Etcd compacts its history. If all brokers of
 a journal were away meanwhile, only a record says who has its last bytes. So a primary that writes
@@ -18,15 +25,15 @@ but those of the protocol. `route_recorder` records what it wrote when another b
 
 Last routes: the synchronized route over which each journal was last appended to.
 
-The members of that route, and nobody else, are known to have every acknowledged byte. Assignments
+The members of that route, and no one else, are known to have every acknowledged byte. Assignments
 hold the route, and end with the leases of their members. So a mirror alone forgets it when the last
 member goes. :class:`LastRoutes` keeps it: from the records of routes (`recorded_routes`), from the
 history of Etcd at the start, as far as Etcd has not compacted it, and from the mirror since.
 
 A journal *waits* if none of its present brokers was a member of its last route. Acknowledged bytes
 may then lie only on brokers that are away, whatever its stores have: a new primary must neither
-begin anew nor write a route. It goes on by itself when one of them is back (`waiting_journals`), or
-when the operator gives up these bytes (`gazctl journals reset-head`).
+begin anew nor write a route. It continues by itself when one of them is back (`peers`), or when the
+operator gives up these bytes (`gazctl journals reset-head`).
 
 These routes do not count:
 
@@ -37,11 +44,6 @@ These routes do not count:
 The last member of a route may withdraw it when all content is stored (``withdrawn_route``). Then
 the journal continues after its stored content, at whichever broker. The route has the offset where
 that ends: a listing that does not reach it is late.
-
-Recorder of routes that nobody recorded in the transaction which wrote them.
-
-Those are routes of primaries of other implementations, and routes of a broker that was alone when
-it wrote them. Records of journals that are deleted or suspended are deleted.
 """
 
 from __future__ import annotations
@@ -247,8 +249,8 @@ class LastRoute(NamedTuple):
         revision: at which it was written.
         is_claimed: True if no broker wrote it: its members have bytes of a journal that Etcd lost,
             and none of them has continued it.
-        is_recorded: True if only its record tells of it. Brokers of other implementations record
-            nothing: they may have gone on while none of ours was there.
+        is_recorded: True if only its record has it. Brokers of other implementations record
+            nothing: they may have continued while none of ours was there.
     """
 
     create_revision: int
@@ -380,7 +382,7 @@ class LastRoutes:
     def goes_on(self, journal: str) -> bool:
         """Return True if a present broker was a member of a journal's last route.
 
-        Then it may go on there. If no route is known, nobody knows the head. With replication 1
+        Then it may continue there. If no route is known, no one knows the head. With replication 1
         the bytes of the broker that was away may have been acknowledged: they are not held back.
         """
         route = self.route(journal)
@@ -646,7 +648,7 @@ class RouteRecorder:
 
     Args:
         etcd: the client.
-        keyspace: mirror of the cluster. The caller adds :meth:`wake` to its observers, behind that
+        keyspace: mirror of the cluster. The caller adds :meth:`wake` to its observers, after that
             of ``last_routes``.
         records: recorded routes.
         last_routes: last routes of journals.

@@ -1,4 +1,11 @@
-"""Changes of a recovered spool's files: truncated, relabelled, or set aside.
+"""Recovery of the spools that an earlier process left in one journal's directory.
+
+The last valid record of a spool's log states what is committed. Bytes after it were never
+acknowledged and are cut off. The content must have the SHA-1 of that record. Otherwise the disk
+lost committed bytes: the longest beginning that matches a commit is recovered, and the damaged
+files are kept beside it under names that end in ``.damaged``. `states` has the transitions.
+
+Changes of a recovered spool's files: truncated, relabelled, or set aside.
 
 The end of a spool, or all of it, may have been written anew by others; and its journal may have
 been created again in an Etcd that did not know it. All functions may be interrupted at any point:
@@ -10,17 +17,10 @@ A primary commits an append to its own spool before its peers have it. If it is 
 its peers continue the journal at an earlier offset, and the bytes which they acknowledge there are
 the journal's. So a recovered spool is valid up to the first offset which others have.
 
-But its peers may also have learned its offset, and continue the journal behind bytes that they do
-not have. Then the spool closes a *gap*: bytes that nobody else has, in front of bytes that others
+But its peers may also have learned its offset, and continue the journal after bytes that they do
+not have. Then the spool closes a *gap*: bytes that no one else has, in front of bytes that others
 have. It is valid up to the end of its last gap, if what others have before that is the same. Peers
 that have learned its end, and wrote nothing there yet, show it by the ends of their spools alone.
-
-Recovery of the spools that an earlier process left in one journal's directory.
-
-The last valid record of a spool's log states what is committed. Bytes behind it were never
-acknowledged and are cut off. The content must have the SHA-1 of that record. Otherwise the disk
-lost committed bytes: the longest beginning that matches a commit is recovered, and the damaged
-files are kept beside it under names that end in ``.damaged``. `states` has the transitions.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _log = logging.getLogger(__name__)
 def truncate_spool(spool: CompletedSpool, end: int, *, synced: bool) -> CompletedSpool:
     """Truncate a recovered spool at an offset within it, and return it. Blocks.
 
-    A log with one commit at that offset replaces the log. Recovery cuts off content behind the
+    A log with one commit at that offset replaces the log. Recovery cuts off content after the
     last commit, so the spool is truncated from then on.
 
     Args:
@@ -180,7 +180,7 @@ class Closing(NamedTuple):
     """Gaps of a journal that a spool closes.
 
     Attributes:
-        gaps: spans of the spool that nobody else has, in front of bytes that others have.
+        gaps: spans of the spool that no one else has, in front of bytes that others have.
         shared: spans that others have, too, before the end of the last gap.
     """
 
@@ -207,7 +207,7 @@ def closing_of(ours: pb.Fragment, inventory: Iterable[pb.Fragment], head: int = 
     Args:
         ours: the spool's fragment.
         inventory: fragments of the journal that others have, or that are stored.
-        head: offset at which others go on with the journal; 0 if it is not known.
+        head: offset at which others continue with the journal; 0 if it is not known.
     """
     others = sorted(
         (fragment.begin, fragment.end)
@@ -235,7 +235,7 @@ def closing_of(ours: pb.Fragment, inventory: Iterable[pb.Fragment], head: int = 
 
 
 def is_ahead(ours: pb.Fragment, inventory: Iterable[pb.Fragment]) -> bool:
-    """Return True if a recovered spool ends behind everything that others have."""
+    """Return True if a recovered spool ends after everything that others have."""
     return all(fragment.end < ours.end for fragment in inventory)
 
 
@@ -263,7 +263,7 @@ def valid_end(ours: pb.Fragment, inventory: Iterable[pb.Fragment]) -> int:
         inventory: fragments of the journal that others have, or that are stored.
 
     Returns:
-        its end if nobody else has any of it, or if it is stored as it is; its begin if others
+        its end if no one else has any of it, or if it is stored as it is; its begin if others
         have its first byte.
     """
     others = []
@@ -500,7 +500,7 @@ def _inspect(
     good_end = origin.begin if good is None else good.end
     last_end = max(commit.end for commit in log.commits)
     has_tail = size > good_end - origin.begin
-    # A damaged log may have lost later commits: then the bytes behind the last one are kept, too.
+    # A damaged log may have lost later commits: then the bytes after the last one are kept, too.
     if good_end < last_end or (log.damaged and has_tail):
         _log.error(
             "%s of %s is damaged: its bytes from %d to %d are not what was committed; kept as "

@@ -19,7 +19,7 @@ absent      others continued the journal    none                               a
 absent      Etcd lacks the history          none                               absent
 absent      the journal is deleted          none                               absent
 unverified  a fragment is closed            write the head file                known
-unverified  nobody has bytes behind it      write the head file                known
+unverified  no one has bytes after it       write the head file                known
 unverified  others continued the journal    remove it; contest the spools      absent
 unverified  Etcd lacks the history          none                               unverified
 unverified  the journal is deleted          remove it; contest the spools      absent
@@ -39,7 +39,7 @@ restarts too (the file ``forgotten`` records it). While a spool is uncontested o
 when nothing of the journal is in quarantine but contested spools which others have, or which only
 brokers that are away can judge. A head that was removed is written again when all contested spools
 are in use, each of them whole, and this broker is a member of the last route known (`last_routes`).
-For want of a history a head becomes *unverified*: it is used only if nobody else has bytes behind
+For want of a history a head becomes *unverified*: it is used only if no one else has bytes after
 it, too. Until that is known it is in quarantine, as a spool is, also without any spool.
 
 ===========  ==========================================  ==============================  ===========
@@ -59,7 +59,7 @@ uncontested  a peer, a store or the disk fails           ask again after a pause
 uncontested  no one else has its bytes; or it is stored  add to the index; upload        in use
 uncontested  others have bytes from an offset within     ask again after a pause         uncontested
 uncontested  others have bytes from its begin            ask again after a pause         uncontested
-uncontested  it closes a gap behind bytes of others      ask again after a pause         uncontested
+uncontested  it closes a gap after bytes of others       ask again after a pause         uncontested
 contested    the journal is assigned to this broker      quarantine                      contested
 contested    the journal is deleted                      drop it                         removed
 contested    a peer, a store or the disk fails           ask again after a pause         contested
@@ -69,7 +69,7 @@ contested    others have bytes from its begin            read the span from the 
 comparing    readers get the same bytes                  add to the index; upload        in use
 comparing    readers get other bytes, or not all         rename to *.superseded          renaming
 comparing    a peer, a store or the disk fails           ask again after a pause         contested
-contested    it closes a gap behind bytes of others      read what others have, too      closing
+contested    it closes a gap after bytes of others       read what others have, too      closing
 closing      no one else has its bytes; or it is stored  add to the index; upload        in use
 closing      others have bytes from an offset within     truncate it at that offset      truncating
 closing      readers get other bytes, or not all         rename to *.superseded          renaming
@@ -87,21 +87,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-
-__all__ = [
-    "HEAD",
-    "SPOOL",
-    "SPOOL_ENDS",
-    "HeadEffect",
-    "HeadInput",
-    "HeadState",
-    "SpoolEffect",
-    "SpoolInput",
-    "SpoolState",
-    "head_step",
-    "spool_step",
-]
-
 
 # ------------------------------------------------------------------ the head
 
@@ -123,7 +108,7 @@ class HeadInput(enum.Enum):
     OTHER_CLUSTER = "the head is of another cluster"
     COMMITTED = "a fragment is closed"
     SPOOLS_IN_USE = "its spools are all in use"
-    VERIFIED = "nobody has bytes behind it"
+    VERIFIED = "no one has bytes after it"
     CONTINUED_BY_OTHERS = "others continued the journal"
     HISTORY_LOST = "Etcd lacks the history"
     JOURNAL_DELETED = "the journal is deleted"
@@ -224,7 +209,7 @@ class SpoolInput(enum.Enum):
     NOT_HELD = "no one else has its bytes; or it is stored"
     HELD_FROM_WITHIN = "others have bytes from an offset within"
     HELD_FROM_BEGIN = "others have bytes from its begin"
-    CLOSES_GAP = "it closes a gap behind bytes of others"
+    CLOSES_GAP = "it closes a gap after bytes of others"
     SAME_BYTES = "readers get the same bytes"
     OTHER_BYTES = "readers get other bytes, or not all"
     DONE = "done"

@@ -1,7 +1,7 @@
 """Withheld spools: those of a history that Etcd does not have any more.
 
 An Etcd that was restored from an older backup, or replaced by another one, does not know journals
-that were created since, nor who went on with the others. What the spool directory has of them may
+that were created since, nor who continued with the others. What the spool directory has of them may
 be the only copy of acknowledged bytes, or may have been written anew by others since. So all of it
 is *withheld*: in no index, not uploaded, never removed; and this broker serves none of these
 journals. That ends for a journal
@@ -34,8 +34,6 @@ from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.keyspace import Continuity, HistoryMark, compare_history
 from gazette_sdk.outage import Outage
-
-__all__ = ["WithheldSpools", "is_released_by", "withhold_missing", "withhold_other_history"]
 
 POLL_S: Final = 1.0
 """Pause between looks for the operator's acceptance."""

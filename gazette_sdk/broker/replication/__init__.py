@@ -1,6 +1,9 @@
 """Replication of appends from a primary to its peers (broker section 6).
 
-- `pipeline`: the primary: one stream to every peer, and the local spool.
-- `pipeline_life`: start and end of a pipeline.
-- `replicate`: the peer: one stream applied to its spool.
+- ``peer_stream``: A Replicate stream of the primary to one peer, with the answers that the peer
+  owes.
+- ``pipeline``: The primary's side of replication: one stream to every other member, and the local
+  spool.
+- ``replicate``: The replica's side of replication: a primary's stream, applied to our spool
+  (section 6.3).
 """

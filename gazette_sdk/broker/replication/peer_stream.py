@@ -108,7 +108,7 @@ class PeerStream:
         """Return the future answer to the last request, which asked for one.
 
         Args:
-            must_agree: any answer but OK breaks the stream: what was sent behind that request
+            must_agree: any answer but OK breaks the stream: what was sent after that request
                 is not acknowledged either.
         """
         loop = asyncio.get_running_loop()
@@ -298,7 +298,7 @@ class PeerStreams:
         self._calls.setdefault(name, {})[task] = _Call(journal)
         try:
             await asyncio.wait([task])
-        except asyncio.CancelledError:  # nobody wants the call's outcome any more
+        except asyncio.CancelledError:  # no one wants the call's outcome any more
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             task.cancel()
             await asyncio.wait([task])  # it reads from what our caller closes next
@@ -312,7 +312,7 @@ class PeerStreams:
         return task.result()
 
     def fail(self, zone: str, suffix: str, error: GazetteError) -> None:
-        """Break all streams to a peer, and end all calls: nobody waits for its answers any more."""
+        """Break all streams to a peer, and end all calls: no one waits for its answers any more."""
         for stream in list(self._open.get((zone, suffix), ())):
             stream.fail(error)
         for task, call in self._calls.get((zone, suffix), {}).items():

@@ -1,12 +1,4 @@
-"""Exclusive ownership of one thing, and the signal that ends the wait for it.
-
-A replica has two slots: one holds its spool, the other its pipeline (broker sections 3 and 6).
-The owner of a slot owns the thing until it puts it back. Waiting owners are served first come,
-first served; taking a free slot costs no turn of the event loop.
-
-Judgement of the answers of all peers to a proposal (broker section 6.2).
-
-The primary's side of replication: one stream to every other member, and the local spool.
+"""The primary's side of replication: one stream to every other member, and the local spool.
 
 A synchronized pipeline gives exclusive access to the journal: its streams own the spools of all
 replicas (broker sections 1 and 6).
@@ -15,6 +7,14 @@ An append sends while it owns the pipeline exclusively. Each send that asks for 
 future to its stream, and answers resolve the futures in the order of the sends. So an append can
 start before the one before it is acknowledged, and answers are attributed correctly also when an
 append was cancelled: its futures are resolved nevertheless.
+
+Exclusive ownership of one thing, and the signal that ends the wait for it.
+
+A replica has two slots: one holds its spool, the other its pipeline (broker sections 3 and 6).
+The owner of a slot owns the thing until it puts it back. Waiting owners are served first come,
+first served; taking a free slot costs no turn of the event loop.
+
+Judgement of the answers of all peers to a proposal (broker section 6.2).
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Slot(Generic[T]):
             that will put the thing there.
 
     Attributes:
-        free: True if nobody owns the thing.
+        free: True if no one owns the thing.
     """
 
     __slots__ = ("_value", "_waiters", "free")
@@ -110,7 +110,7 @@ class Slot(Generic[T]):
         self._waiters: deque[asyncio.Future[T]] = deque()
 
     def take_now(self) -> T:
-        """Take the thing of a free slot. Nobody waits for a free slot."""
+        """Take the thing of a free slot. No one waits for a free slot."""
         assert self.free, "a slot is taken when it is free"
         self.free = False
         return self._value
@@ -142,7 +142,7 @@ class Slot(Generic[T]):
         try:
             value = await waiter
         except asyncio.CancelledError:
-            # Handed over and cancelled in the same turn: nobody else knows that it is ours.
+            # Handed over and cancelled in the same turn: no one else knows that it is ours.
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self.put(waiter.result())
             raise
@@ -223,7 +223,7 @@ def judge_sync(
         elif answer.status == pb.PROPOSAL_MISMATCH and answer.fragment.end > max(head, roll_to):
             roll_to, registers = answer.fragment.end, answer.registers
         elif answer.status == pb.PROPOSAL_MISMATCH and (
-            # It may lack the beginning of our fragment; or be ahead, but behind another peer.
+            # It may lack the beginning of our fragment; or be ahead, but after another peer.
             answer.fragment.end > head
             or (answer.fragment.end == head and answer.fragment.begin == answer.fragment.end)
         ):
@@ -266,7 +266,7 @@ def _mismatches(answer: Answer) -> bool:
 
 
 TELL_DELAY_S = 0.001
-"""Pause before the peers are told of an acknowledgement by a request of its own: the request of the
+"""Pause before the peers get an acknowledgement by a request of its own: the request of the
 next append, if it comes first, saves it."""
 
 
@@ -282,7 +282,7 @@ class Pipeline:
         synchronized: the fragment that all replicas had when they agreed; ``None`` before, and
             once it counts as acknowledged.
         on_acknowledged: called with each fragment that all replicas have acknowledged, also if
-            nobody waits for that.
+            no one waits for that.
     """
 
     header: pb.Header
@@ -543,7 +543,7 @@ class Pipeline:
 
     @property
     def may_leave_untold(self) -> bool:
-        """True if peers may have committed what they were not told that all of them have."""
+        """True if peers may have committed content without the notice that all of them have it."""
         return self._opened and (
             bool(self._unanswered)
             or (bool(self.streams) and self.acknowledged_end > self._told_end)

@@ -1,15 +1,15 @@
-"""Begin and end of a replica's pipeline, which owns the replica's spool in between.
-
-Work that is done only for as long as a journal has the route it was begun with.
-
-Requests of a journal's primary, for as long as the journal has the route of their stream.
-
-The replica's side of replication: a primary's stream, applied to our spool (section 6.3).
+"""The replica's side of replication: a primary's stream, applied to our spool (section 6.3).
 
 The stream owns the spool while it lasts. At its end, whatever the reason, uncommitted content is
 rolled back, and the spool is free for the next stream. A stream whose route is not the journal's
 any more ends even if its primary sends nothing (`primary_requests`): a frozen primary must not
 keep the spool from its successor.
+
+Begin and end of a replica's pipeline, which owns the replica's spool in between.
+
+Work that is done only for as long as a journal has the route it was begun with.
+
+Requests of a journal's primary, for as long as the journal has the route of their stream.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ async def start_pipeline(
 async def tear_down_pipeline(replica: Replica, pipeline: Pipeline) -> None:
     """Release the spool, and let the streams end in the background.
 
-    A new pipeline tells the peers what this one cannot tell any more: a pulse makes it.
+    A new pipeline reports to the peers what this one cannot any more: a pulse makes it.
     """
     replica.ready = None
     try:
@@ -167,7 +167,7 @@ class PrimaryRequests:
         resolver: gives the journal's present route.
         replica: ours, whose spool the stream owns.
         header: of the first request.
-        hand_over_s: longest silence of a primary behind a change of the route.
+        hand_over_s: longest silence of a primary after a change of the route.
         on_broken: called if the stream ends without a half-close, other than by us.
     """
 
@@ -349,7 +349,7 @@ async def replicate(
 
 
 async def _next_request(spool: Spool, following: PrimaryRequests) -> pb.ReplicateRequest | None:
-    """Return the next request, behind content that is written; ``None`` at the half-close."""
+    """Return the next request, after content that is written; ``None`` at the half-close."""
     while isinstance(item := await following.next(), bytes):
         await spool.write(item, spool.uncommitted_bytes)
     return item
@@ -382,7 +382,7 @@ async def _take_spool(
 def _note(
     replica: Replica, request: pb.ReplicateRequest, status: pb.Status, *, is_told: bool
 ) -> None:
-    """Note what the primary tells: what all replicas have acknowledged, and what is stored.
+    """Note what the primary reports: what all replicas have acknowledged, and what is stored.
 
     A primary of another implementation does not tell that: our commits are shown then.
     """

@@ -1,6 +1,8 @@
 """Spools: the fragments that are being written, as files that survive the process.
 
-- `spool`: the fragment that is being written.
-- `content_file`, `commit_log`: its files; `compression`, `chunk_queue`: work beside the event loop.
-- `directory`: all spools of a broker.
+- ``files``: Files of a spool: content, commit log and compressed form, and the queue of large
+  chunks.
+- ``directory``: The directory in which a broker keeps its spools, so that they survive the
+  process.
+- ``spool``: Spool: the fragment of a journal that is being written (broker section 7).
 """

@@ -1,4 +1,29 @@
-"""Default directory of a broker's spools: private, and of one broker of one cluster.
+"""The directory in which a broker keeps its spools, so that they survive the process.
+
+::
+
+    ROOT/lock                                      locked while a broker uses the directory
+    ROOT/lease                                     the lease of the last process (`lease_note`)
+    ROOT/revision                                  last revision of Etcd (`etcd_history`)
+    ROOT/accepted                                  withheld spools may be used (`withheld`)
+    ROOT/journals/NAME=DIGEST/head                 the greatest committed offset, and the registers
+    ROOT/journals/NAME=DIGEST/head.unverified      a head that is not used yet
+    ROOT/journals/NAME=DIGEST/forgotten            serial of the last contested spool
+    ROOT/journals/NAME=DIGEST/withheld             its files are of another history of Etcd
+    ROOT/journals/NAME=DIGEST/BEGIN-SERIAL.log     commits of a spool (`commit_log`)
+    ROOT/journals/NAME=DIGEST/BEGIN-SERIAL.content its bytes (`content_file`)
+    ROOT/journals/NAME=DIGEST/*.damaged            damaged files; never removed
+    ROOT/journals/NAME=DIGEST/*.superseded         bytes that others wrote anew; likewise
+
+A commit is acknowledged only when its record is written after its content. Killing the process
+then loses nothing: both are in the page cache. With durability ``persisted`` both are also forced
+to disk first. After a start :meth:`SpoolDirectory.recover` returns every committed byte. The
+package `recovery` has the states of recovered heads and spools.
+
+The head is kept also when the content is in a store and its files are removed. So a broker that
+starts again continues the journal there, without an operator's `reset-head`.
+
+Default directory of a broker's spools: private, and of one broker of one cluster.
 
 ::
 
@@ -17,31 +42,6 @@ can be revoked, and the next broker is announced at once.
 The note is one line in ``ROOT/lease``: id of the Etcd cluster, lease, inode of ``ROOT/lock``, and
 the member key. A copy of the directory has another lock, so its note does not count: the process
 over the original may be alive.
-
-The directory in which a broker keeps its spools, so that they survive the process.
-
-::
-
-    ROOT/lock                                      locked while a broker uses the directory
-    ROOT/lease                                     the lease of the last process (`lease_note`)
-    ROOT/revision                                  last revision of Etcd (`etcd_history`)
-    ROOT/accepted                                  withheld spools may be used (`withheld`)
-    ROOT/journals/NAME=DIGEST/head                 the greatest committed offset, and the registers
-    ROOT/journals/NAME=DIGEST/head.unverified      a head that is not used yet
-    ROOT/journals/NAME=DIGEST/forgotten            serial of the last contested spool
-    ROOT/journals/NAME=DIGEST/withheld             its files are of another history of Etcd
-    ROOT/journals/NAME=DIGEST/BEGIN-SERIAL.log     commits of a spool (`commit_log`)
-    ROOT/journals/NAME=DIGEST/BEGIN-SERIAL.content its bytes (`content_file`)
-    ROOT/journals/NAME=DIGEST/*.damaged            damaged files; never removed
-    ROOT/journals/NAME=DIGEST/*.superseded         bytes that others wrote anew; likewise
-
-A commit is acknowledged only when its record is written behind its content. Killing the process
-then loses nothing: both are in the page cache. With durability ``persisted`` both are also forced
-to disk first. After a start :meth:`SpoolDirectory.recover` returns every committed byte. The
-package `recovery` has the states of recovered heads and spools.
-
-The head is kept also when the content is in a store and its files are removed. So a broker that
-starts again continues the journal there, without an operator's `reset-head`.
 """
 
 from __future__ import annotations
@@ -339,7 +339,7 @@ class SpoolDirectory:
         return list(self._heads.values())
 
     def unverified_heads(self) -> list[Head]:
-        """Return the heads that are not used before it is known that nobody has more."""
+        """Return the heads that are not used before it is known that no one has more."""
         return list(self._unverified.values())
 
     def unverified_head(self, name: str) -> Head | None:
@@ -373,7 +373,7 @@ class SpoolDirectory:
                     self._unverified_path(head.journal).unlink(missing_ok=True)
 
     def verify_head(self, head: Head) -> None:
-        """Use an unverified head: nobody has bytes behind it.
+        """Use an unverified head: no one has bytes after it.
 
         Raises:
             OSError: it could not be written; it is known to this process only.

@@ -1,4 +1,13 @@
-"""Content file of a spool: committed bytes of one fragment, for readers, index and persister.
+"""Files of a spool: content, commit log and compressed form, and the queue of large chunks.
+
+Queue of large chunks which a thread writes, or hashes, while the event loop receives the next.
+
+Writing and hashing 128 KiB takes some hundred microseconds without the interpreter: on a second
+core they cost the event loop almost nothing. A small chunk is not worth the thread switch and is
+written where it arrives. One thread writes for all spools of a broker, since they share a disk;
+each spool's chunks keep their order. Two more threads compute the sums of fragments and appends.
+
+Content file of a spool: committed bytes of one fragment, for readers, index and persister.
 
 The file is open while anything references its :class:`ContentFile`: the spool that writes it, the
 index, the persister, a read. Python's reference count is the count of its users, so no file is
@@ -9,7 +18,7 @@ Commit log of a spool: the ends and sums of the committed content.
 
 A log is a magic line, its :class:`Origin` (twice, so that one damaged byte cannot hide it) and
 one :class:`Commit` per commit. Records are small, protected by a CRC, self-contained, and found
-again behind a damaged one by their marker. A log that grew past :data:`LOG_LENGTH_BYTES_MAX` is
+again after a damaged one by their marker. A log that grew past :data:`LOG_LENGTH_BYTES_MAX` is
 replaced by one with fewer commits: recovery needs the last one, and earlier ones only to keep the
 longest beginning of damaged content.
 
@@ -18,13 +27,6 @@ Compression of a spool's content, a batch at a time while the spool still grows.
 The primary compresses committed content in the background, a megabyte at a time, so that little
 is left to do when the fragment is closed. A replica, or a broker that recovered the spool,
 compresses all of it for the upload.
-
-Queue of large chunks which a thread writes, or hashes, while the event loop receives the next.
-
-Writing and hashing 128 KiB takes some hundred microseconds without the interpreter: on a second
-core they cost the event loop almost nothing. A small chunk is not worth the thread switch and is
-written where it arrives. One thread writes for all spools of a broker, since they share a disk;
-each spool's chunks keep their order. Two more threads compute the sums of fragments and appends.
 """
 
 from __future__ import annotations
@@ -140,7 +142,7 @@ class ContentFile:
     # -------------------------------------------------------------- content
 
     def shrink(self, length_bytes: int) -> None:
-        """Free the disk space behind ``length_bytes``. An error is only logged."""
+        """Free the disk space after ``length_bytes``. An error is only logged."""
         try:
             os.ftruncate(self.fd, length_bytes)
         except OSError as error:
@@ -215,7 +217,7 @@ class ContentFile:
             return self._compression
 
     def _compress_batch(self) -> None:
-        """Compress one batch. The next one queues again, behind those of other journals."""
+        """Compress one batch. The next one queues again, after those of other journals."""
         try:
             more = self._made_compression().compress_batch(self)
         except Exception:  # noqa: BLE001 - the task's outermost boundary
@@ -628,7 +630,7 @@ class UnnamedFile:
 class Compression:
     """Compressed form of one content file. Methods block, and may be called in any thread.
 
-    The compressed bytes are in a file without a name, which no crash leaves behind.
+    The compressed bytes are in a file without a name, which no crash leaves after.
 
     Args:
         codec: a compression codec other than NONE.
@@ -809,7 +811,7 @@ class ChunkQueue:
         thread: runs the work.
 
     Attributes:
-        error: why the oldest work failed; nothing behind it runs then.
+        error: why the oldest work failed; nothing after it runs then.
     """
 
     def __init__(self, thread: ChunkThread) -> None:

@@ -44,8 +44,6 @@ from gazette_sdk.broker.spool.files import (
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import set_sum
 
-__all__ = ["Spool", "SpoolDiskError", "SpoolError"]
-
 DISK_RETRIES_S: Final = (0.05, 0.2, 0.75, 1.5)
 """Pauses before a failed write is tried again. After 2.5 s in all the append fails with an error
 that names the disk."""
@@ -177,7 +175,7 @@ class Spool:
         )
 
     async def write(self, data: bytes, content_delta: int, also: Any = None) -> None:
-        """Write uncommitted content behind the content before it.
+        """Write uncommitted content after the content before it.
 
         A large chunk may still be queued when this returns; :meth:`flush` waits for it.
 
@@ -443,7 +441,7 @@ class Spool:
         """Force committed content to disk, if it is not there.
 
         A failed attempt is not repeated: the kernel may have dropped the pages meanwhile, and a
-        second attempt would succeed without them. So an attempt goes on if the call is cancelled,
+        second attempt would succeed without them. So an attempt continues if the call is cancelled,
         and the next call learns its result first.
         """
         if self._is_synced:
@@ -458,7 +456,7 @@ class Spool:
         self._syncing = asyncio.ensure_future(
             asyncio.to_thread(self._storage.sync, file, log_fd, is_new=is_new)
         )
-        # After a cancelled call and a roll nobody awaits it.
+        # After a cancelled call and a roll no one awaits it.
         self._syncing.add_done_callback(lambda done: done.cancelled() or done.exception())
         await self._await_sync(self._syncing)
         self._is_synced = True
@@ -472,7 +470,7 @@ class Spool:
         self._syncing, self._is_synced_name = None, True
 
     async def _sync_head(self) -> None:
-        """Force the head to disk, if others told it: no spool of ours ends there."""
+        """Sync the head file when the head came from a peer: no spool of ours ends there."""
         if self._is_synced_head:
             return
         try:

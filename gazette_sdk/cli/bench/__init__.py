@@ -6,10 +6,10 @@ those that were acknowledged.
 
 In reading order:
 
-- ``settings``: the options; ``command``: the phases of a run
-- ``content``: message number *n*; ``verify``: lost, duplicated, reordered and changed messages
-- ``schedule``: due times of messages of a fixed rate; ``histogram``: latencies in bounded memory
-- ``site``: the cluster and the journals of a run; ``child``: child processes
-- ``publish``, ``tail`` with ``tailer`` (the process that reads), and ``catch_up``: the phases
-- ``report``: tables for people, JSON for programs
+- ``site``: Site of a run: a cluster, and journals that exist for the run.
+- ``verify``: Comparison of the messages that were read with those that were acknowledged.
+- ``report``: Report of a run: tables for people, one JSON object for programs.
+- ``publish``: Phase *publish*: publish messages as fast as possible.
+- ``tail``: Phase *tail*: latency of messages from one process to another, at a fixed rate.
+- ``command``: Phases of ``gazette bench``.
 """

@@ -22,8 +22,6 @@ from gazette_sdk.cli.formats import Progress, open_progress
 from gazette_sdk.cli.program import CommandFailedError, Invocation
 from gazette_sdk.server.settings import LOGGING, LoggingSettings
 
-__all__ = ["run"]
-
 
 def run(invocation: Invocation) -> None:
     """Create journals, run the phases, delete the journals, and print the figures.

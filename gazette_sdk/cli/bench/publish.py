@@ -16,8 +16,6 @@ from gazette_sdk.errors import GazetteError
 from gazette_sdk.message import Publisher
 from gazette_sdk.message.receipt import BatchReceipt, Receipt
 
-__all__ = ["Sending", "open_publisher", "publish"]
-
 BLOCK_MESSAGES = 1000
 """Number of messages between two checks of receipts."""
 

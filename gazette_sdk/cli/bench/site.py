@@ -1,10 +1,10 @@
-"""Options of ``gazette bench``.
+"""Site of a run: a cluster, and journals that exist for the run.
+
+Options of ``gazette bench``.
 
 Messages whose content follows from their number.
 
 Child processes of a run: one that tails, and an embedded cluster.
-
-Site of a run: a cluster, and journals that exist for the run.
 """
 
 from __future__ import annotations

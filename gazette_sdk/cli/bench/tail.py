@@ -1,6 +1,6 @@
-"""Child process of the phase *tail*: reads messages as another process publishes them.
+"""Phase *tail*: latency of messages from one process to another, at a fixed rate.
 
-Phase *tail*: latency of messages from one process to another, at a fixed rate.
+Child process of the phase *tail*: reads messages as another process publishes them.
 
 Phase *read*: read all messages as fast as possible, and verify them.
 """

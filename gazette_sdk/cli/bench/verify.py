@@ -21,8 +21,6 @@ from gazette_sdk.cli.bench.site import Messages
 from gazette_sdk.cli.program import CommandFailedError
 from gazette_sdk.message.envelope import Envelope
 
-__all__ = ["Chain", "Defects", "Findings", "Ledger", "Reading", "journal_of"]
-
 KINDS = ("lost", "duplicated", "reordered", "changed")
 
 NAMED_MAX = 10
@@ -59,7 +57,7 @@ class Chain:
 
     @property
     def end(self) -> str:
-        """State behind the last message."""
+        """State after the last message."""
         both = self._numbers.digest() + self._texts.digest()
         return hashlib.blake2b(both, digest_size=_CHAIN_BYTES).hexdigest()
 
@@ -73,7 +71,7 @@ class Ledger:
     Attributes:
         journals: the names.
         next_number: number of the next message to publish.
-        ends: offset behind the last acknowledged message, by journal.
+        ends: offset after the last acknowledged message, by journal.
     """
 
     def __init__(self, journals: Sequence[str]) -> None:
@@ -93,10 +91,10 @@ class Ledger:
 
         Args:
             numbers: the messages, which follow those acknowledged before.
-            ends: pairs of a journal and the offset behind its last of these messages.
+            ends: pairs of a journal and the offset after its last of these messages.
 
         Raises:
-            CommandFailedError: an offset does not lie behind the earlier messages.
+            CommandFailedError: an offset does not lie after the earlier messages.
         """
         assert numbers.start == self._acknowledged, "messages are acknowledged in order"
         self._acknowledged = numbers.stop
@@ -162,7 +160,7 @@ class Findings:
         count: number of messages that were read.
         lost: messages that were acknowledged, and not read.
         duplicated: messages that were read more than once.
-        reordered: messages that were read behind later ones.
+        reordered: messages that were read after later ones.
         changed: messages with another content, or never published.
     """
 

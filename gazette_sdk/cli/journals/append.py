@@ -26,8 +26,6 @@ from gazette_sdk.transport.append.queue import PendingAppend
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import WatchedList
 
-__all__ = ["run"]
-
 _log = logging.getLogger(__name__)
 
 INPUT_MEMORY_BYTES = 64 << 20

@@ -1,6 +1,6 @@
-"""Options of the commands of ``gazctl journals`` (cli section 5).
+"""Table of the commands of ``gazctl journals``: names, help, and functions.
 
-Table of the commands of ``gazctl journals``: names, help, and functions.
+Options of the commands of ``gazctl journals`` (cli section 5).
 """
 
 from __future__ import annotations

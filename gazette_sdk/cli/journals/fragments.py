@@ -1,13 +1,4 @@
-"""``gazctl journals fragments``.
-
-``gazctl journals prune``.
-
-``gazctl journals store-health``.
-
-``gazctl journals reset-head``.
-
-Removal of fragments from their stores, with the operator's own credentials.
-"""
+"""``gazctl journals fragments``, ``prune``, ``check-store-health`` and ``reset-head``."""
 
 from __future__ import annotations
 
@@ -151,7 +142,7 @@ async def run_prune(invocation: Invocation) -> None:
     """Show fragments that are older than their journal's retention, and remove them if asked to.
 
     Raises:
-        ConfigurationError: it is told both to remove fragments and not to.
+        ConfigurationError: it is asked both to remove fragments and not to.
         GazetteError: a fragment could not be removed, or the broker could not be asked.
     """
     settings = invocation.settings(PRUNE)
@@ -311,7 +302,7 @@ class FragmentRemoval:
             first one ends the removal.
 
     Raises:
-        ConfigurationError: it is told both to remove fragments and not to.
+        ConfigurationError: it is asked both to remove fragments and not to.
     """
 
     _stores: StoreRegistry
@@ -351,7 +342,7 @@ class FragmentRemoval:
 
         Raises:
             ConfigurationError: a store is in files whose directory is not known.
-            ExceptionGroup: of the first error, unless it goes on.
+            ExceptionGroup: of the first error, unless it continues.
         """
         pruned = self._found[journal]
         if self._settings.yes and self._root is None:

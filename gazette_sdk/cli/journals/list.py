@@ -1,4 +1,6 @@
-"""Selection of the journals that a command works on, and of their fragment files.
+"""``gazctl journals list``.
+
+Selection of the journals that a command works on, and of their fragment files.
 
 Un-stored content of journals, and how many brokers have it.
 
@@ -7,8 +9,6 @@ Outcomes of changes, as tables for people and JSON for programs.
 Write heads and sizes of journals.
 
 Files of offsets, at which a read begins and ended (cli section 5, read).
-
-``gazctl journals list``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Concurrent reads of journals into one output (cli section 5, read).
+"""``gazctl journals read``.
+
+Concurrent reads of journals into one output (cli section 5, read).
 
 The output consists of whole appends: a journal holds the output's lock to the end of the fragment
 it reads, which is the end of an append.
@@ -6,8 +8,6 @@ it reads, which is the end of an append.
 Records of an input, and the keys before them (cli section 5, append). Pure.
 
 Messages in a journal's content: to count them, and to leave out those of an earlier time.
-
-``gazctl journals read``.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ class ConcurrentReads:
     async def _write_appends(
         self, reader: RetryReader, messages: MessageCutter | None, content: bytes
     ) -> None:
-        """Write content, and the content behind it up to the end of an append."""
+        """Write content, and the content after it up to the end of an append."""
         while not self._enough.is_set():
             await self._write(reader, messages, content)
             response = reader.response
@@ -381,7 +381,7 @@ class Records:
         return self._key is not None
 
     def feed(self, block: bytes) -> tuple[list[Record], GazetteError | None]:
-        """Return the records that a block completes, and the error behind them.
+        """Return the records that a block completes, and the error after them.
 
         Args:
             block: further input; empty bytes at its end.
@@ -435,7 +435,7 @@ class MessageCutter:
         since_clock: messages whose UUID has an earlier clock are left out; 0 for none.
 
     Attributes:
-        offset: offset behind the last message that was returned or left out.
+        offset: offset after the last message that was returned or left out.
     """
 
     def __init__(self, spec: pb.JournalSpec, offset: int, since_clock: int = 0) -> None:
@@ -458,7 +458,7 @@ class MessageCutter:
             return None
 
     def begin(self, offset: int) -> None:
-        """Go on at another offset: the content between does not exist."""
+        """Continue at another offset: the content between does not exist."""
         self._cutter.jump(offset)
         self.offset = offset
 
@@ -471,7 +471,7 @@ class MessageCutter:
                 is dropped.
 
         Raises:
-            FramingError: the content behind the messages returned so far is no frame.
+            FramingError: the content after the messages returned so far is no frame.
         """
         self._raise_error()
         cut = self._cutter.feed(content)

@@ -1,15 +1,4 @@
-"""Input of an append: blocks of a file or a pipe.
-
-``gazctl journals apply``.
-
-``gazctl journals create``.
-
-``gazctl journals edit``.
-
-``gazctl journals delete``.
-
-``gazctl journals suspend``.
-"""
+"""``gazctl journals apply``, ``create``, ``edit``, ``delete`` and ``suspend``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Options of the commands of ``gazctl shards`` (cli section 8).
+"""Table of the commands of ``gazctl shards``: names, help, and functions.
 
-Table of the commands of ``gazctl shards``: names, help, and functions.
+Options of the commands of ``gazctl shards`` (cli section 8).
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ COMMANDS = (
     Command(
         "shards recover",
         "Restore the files of a shard's store from its recovery log",
-        "gazette_sdk.cli.shards.logs:run_recover",
+        "gazette_sdk.cli.shards.recover:run_recover",
         (RECOVER,),
         details=(
             "Plays the recovery log into a directory, to its present write head. The shard itself "

@@ -1,8 +1,8 @@
-"""Selection of the shards that a command works on.
+"""``gazctl shards list``.
+
+Selection of the shards that a command works on.
 
 Lag of shards: bytes of their sources that they have not read yet.
-
-``gazctl shards list``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""``gazctl shards apply``.
-
-``gazctl shards edit``.
-
-``gazctl shards generate``.
-"""
+"""``gazctl shards apply``, ``edit`` and ``generate``."""
 
 from __future__ import annotations
 
@@ -14,11 +9,11 @@ from typing import Any, Literal, TextIO
 
 import orjson
 
+from gazette_sdk.cli.application import import_application
 from gazette_sdk.cli.client import SHARDS_BROKER_CLIENT, SHARDS_ZONE, open_broker, open_consumer
 from gazette_sdk.cli.edit_loop import edit
 from gazette_sdk.cli.formats import load, proto_text, write_table
 from gazette_sdk.cli.program import CommandFailedError, Invocation
-from gazette_sdk.cli.run_consumer import import_application
 from gazette_sdk.cli.shards.commands import APPLY, EDIT, GENERATE
 from gazette_sdk.cli.shards.list import list_some, yaml_of
 from gazette_sdk.errors import (
@@ -214,7 +209,7 @@ async def run_generate(invocation: Invocation) -> None:
 
     Raises:
         ConfigurationError: the application cannot be imported, or has no known sources.
-        CommandFailedError: other processes went on to create shards at the same time.
+        CommandFailedError: other processes continued to create shards at the same time.
         GazetteError: a broker or a consumer process could not be asked.
     """
     settings = invocation.settings(GENERATE)

@@ -1,7 +1,7 @@
 """``gazette spark``: pipelines of :mod:`gazette_spark.pipelines` on any Spark cluster.
 
-- ``settings``: the options; ``commands``: the commands
-- ``submit``: runs ``spark-submit`` of the installed PySpark
-- ``transactions``: care of the transaction logs of sinks
-- ``driver``: the program that it runs: one pipeline, its progress and its summary
+- ``commands``: The commands of ``gazette spark``.
+- ``driver``: Program that ``spark-submit`` runs: one pipeline, its progress and its summary.
+- ``transactions``: ``gazette spark transactions``: care of the logs of sinks. No Spark is
+  started.
 """

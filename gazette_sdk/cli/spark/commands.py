@@ -1,8 +1,8 @@
-"""Options of ``gazette spark``.
+"""The commands of ``gazette spark``.
+
+Options of ``gazette spark``.
 
 Run a pipeline by ``spark-submit``.
-
-The commands of ``gazette spark``.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class WordCountSettings(SourceSettings):
 
 
 class LogSettings(Settings):
-    """Where transaction logs are."""
+    """Location of transaction logs."""
 
     address: Annotated[str, Option("Address", "Address of a broker", env="GAZETTE_ADDRESS")] = ""
     transaction_log: Annotated[

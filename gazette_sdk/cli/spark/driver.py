@@ -36,13 +36,12 @@ from gazette_spark import GazetteDataSource, pipelines
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["main", "reason_of"]
 
 METADATA = "_journal string, _offset long, _uuid string, _time timestamp"
 
 _PREFIX = re.compile(r"^(Caused by)?: ")
 _CODE = re.compile(r" *SQLSTATE: .*")
-"""Text that Spark writes in front of a message, and behind it."""
+"""Text that Spark writes in front of a message, and after it."""
 
 R = TypeVar("R", bound="DataclassInstance")
 
@@ -126,7 +125,7 @@ def _told(
     line: Callable[[R], str],
     run: Callable[[Callable[[R], None]], Sequence[R]],
 ) -> tuple[Rows, str]:
-    """Run a pipeline that tells each of its results; return the table of all.
+    """Run a pipeline that reports each of its results; return the table of all.
 
     Args:
         kind: class of the results, whose fields are the columns.
@@ -192,7 +191,7 @@ def reason_of(error: BaseException) -> str:
     """Return the line of an error which names its cause.
 
     Spark's messages are pages of text: a traceback of Python, whose last line is the cause; stack
-    traces of Java, with a line for each cause; and plans and states of queries behind a line.
+    traces of Java, with a line for each cause; and plans and states of queries after a line.
     """
     if isinstance(error, GazetteError):
         return explain(error)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from gazette_spark.transactions import LogState
 
-__all__ = ["complete", "create", "delete", "list_logs"]
 
 _KEPT = (
     "Fragments of deleted logs that are stored stay in their stores: remove them before the same "
@@ -74,7 +73,7 @@ async def delete(invocation: Invocation) -> None:
     """Delete the logs of writers; of a log with an open transaction only show that it would be.
 
     Raises:
-        ConfigurationError: it is told both to delete open logs and to delete nothing.
+        ConfigurationError: it is asked both to delete open logs and to delete nothing.
         GazetteError: PySpark is not installed, a writer has no log, or a call failed.
     """
     with _needs_pyspark():

@@ -6,15 +6,12 @@ is needed.
 
 In reading order:
 
-* :mod:`~.codec`: interface of the allocator to values of items and members,
-* :mod:`~.state`: snapshot of the mirror with derived values,
-* :mod:`~.solver`, on :mod:`~.push_relabel`, :mod:`~.placement` and :mod:`~.moves`: desired
-  assignments,
-* :mod:`~.converge`: one round from current towards desired assignments,
-* :mod:`~.txn`: writing a round in few transactions,
-* :mod:`~.loop`: rounds as the cluster changes,
-* :mod:`~.metrics`,
-* :mod:`~.description` and :mod:`~.simulation`: what would move if the cluster changed.
+- ``state``: Snapshot of the mirror, with values that the allocator derives from it (allocator
+  section 3).
+- ``moves``: Placements of items on members, and the moves from the current to the desired one.
+- ``solver``: Solver of the desired assignments of items to members (allocator sections 6 and 7).
+- ``loop``: The allocation loop: every member runs it, one of them leads (allocator section 5).
+- ``simulation``: Simulation of the allocator: what would move if a cluster changed.
 """
 
 from gazette_sdk.cluster.allocator.loop import run_allocator

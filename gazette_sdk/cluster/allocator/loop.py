@@ -1,4 +1,6 @@
-"""Batching of checkpoints into transactions (allocator section 9).
+"""The allocation loop: every member runs it, one of them leads (allocator section 5).
+
+Batching of checkpoints into transactions (allocator section 9).
 
 Description of a cluster for a simulation: its members, its items, and their assignments.
 
@@ -11,8 +13,6 @@ It comes from the mirror of a live cluster, or from YAML::
     - name: orders/part-000
       replication: 2
       assignments: [a/broker-1, b/broker-2]     # the primary first
-
-The allocation loop: every member runs it, one of them leads (allocator section 5).
 """
 
 from __future__ import annotations
@@ -318,7 +318,7 @@ def _item(journal: _Journal) -> DescribedItem:
 
 
 def _text(member: MemberId) -> str:
-    """Return the name of a member in YAML, which tells the zone from the id."""
+    """Return the name of a member in YAML, with the zone apart from the id."""
     return str(member) if "/" not in member.zone else f"{member.zone}#{member.id}"
 
 

@@ -1,12 +1,14 @@
-"""Placements: their shortfall and their completion (guarantees of allocator section 6).
-
-A placement lists for each item the indices of the members that hold it.
+"""Placements of items on members, and the moves from the current to the desired one.
 
 Undoing of needless moves of a placement (guarantee G5 of allocator section 6).
 
 Push/relabel is greedy. To place a replica of one item it may displace another item, which then
 takes the place that was free: two moves where one does. Such moves are undone here where nothing is
 worse for it.
+
+Placements: their shortfall and their completion (guarantees of allocator section 6).
+
+A placement lists for each item the indices of the members that hold it.
 
 One round of convergence: from current towards desired assignments (allocator section 8).
 

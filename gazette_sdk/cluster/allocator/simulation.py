@@ -34,17 +34,6 @@ from gazette_sdk.cluster.items import AssignmentEntry, ItemEntry, ItemKeySpace
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol import broker_pb2 as pb
 
-__all__ = [
-    "ChangedItem",
-    "ClusterChange",
-    "Load",
-    "MemberLoads",
-    "Simulation",
-    "Unplaced",
-    "change_cluster",
-    "simulate",
-]
-
 ROUNDS_MAX = 10_000
 """Bound of rounds: a cluster needs about one for each time that a replica waits for another."""
 
@@ -58,7 +47,7 @@ class ClusterChange:
     Attributes:
         removed: members that are lost, with their assignments.
         removed_zones: zones all of whose members are lost.
-        drained: members that are told to stop, and leave when they hold nothing.
+        drained: members that are to stop, and leave when they hold nothing.
         added: members that join, in this order.
         replication: new number of members by name of an item. A name that ends with ``/`` stands
             for all items below it.
@@ -168,7 +157,7 @@ def simulate(description: ClusterDescription, change: ClusterChange) -> Simulati
     """Return what the allocator would do if a cluster changed. Pure.
 
     Without a change it is what the allocator would do now. Otherwise what is pending is done first,
-    and is told apart.
+    and is listed apart.
 
     Args:
         description: the cluster.

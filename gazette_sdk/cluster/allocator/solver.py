@@ -1,10 +1,4 @@
-"""Maximum flow by push/relabel, over a network whose arcs come in pages (allocator section 7.3).
-
-A node's arcs are requested page by page while it discharges, and may differ after each change of
-its height: they express preferences and constraints. The order of all steps is fixed, so the
-solution is deterministic.
-
-Solver of the desired assignments of items to members (allocator sections 6 and 7).
+"""Solver of the desired assignments of items to members (allocator sections 6 and 7).
 
 It is a maximum flow: the source sends one unit per replica to each item; an item sends them to its
 zones, one node for each pair of item and zone; these send one unit to each member of the zone; and
@@ -19,6 +13,12 @@ Push/relabel is greedy in its relaxations and reaches them nearly always. Three 
 them: replicas without a member are placed where limits allow it, moves that the goals do not need
 are undone, and a complete placement is replaced only by a better one, so that a new leader moves
 nothing.
+
+Maximum flow by push/relabel, over a network whose arcs come in pages (allocator section 7.3).
+
+A node's arcs are requested page by page while it discharges, and may differ after each change of
+its height: they express preferences and constraints. The order of all steps is fixed, so the
+solution is deterministic.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Network(Protocol):
         """Height of each node. Node 0 is the source, node 1 the sink."""
 
     def page(self, node: int, page: int, height: int) -> Sequence[Arc] | None:
-        """Return a page of the arcs of a node, counted from 0; ``None`` behind the last page.
+        """Return a page of the arcs of a node, counted from 0; ``None`` after the last page.
 
         Args:
             node: the node.

@@ -1,9 +1,9 @@
-"""Metrics of the allocator (allocator section 12).
-
-Snapshot of the mirror, with values that the allocator derives from it (allocator section 3).
+"""Snapshot of the mirror, with values that the allocator derives from it (allocator section 3).
 
 The mirror may change later, the state does not. Convergence updates the counts while it builds a
 round, so that they include the changes of earlier items.
+
+Metrics of the allocator (allocator section 12).
 
 Interface of the allocator to values of items and members (allocator sections 1 and 10).
 
@@ -234,7 +234,7 @@ class Allocation(ABC, Generic[I_contra, M_contra, A_contra]):
     Attributes:
         balances_primaries: a primary changes places with a standby in sync whose member leads less.
         needs_all_replicas: an item is not served with fewer members than it should have. Else those
-            behind the first are spare.
+            after the first are spare.
     """
 
     balances_primaries: ClassVar[bool] = False

@@ -42,8 +42,6 @@ from gazette_sdk.fragment.stores.base import (
 )
 from gazette_sdk.protocol.names import StoreURL
 
-__all__ = ["AzureADStore", "AzureStore"]
-
 _IN_MEMORY_BYTES: Final = 64 << 20
 """Greatest upload that is read into memory; larger ones are read while they are sent."""
 

@@ -344,7 +344,7 @@ class PositionedReader(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to a position, which may be behind the end."""
+        """Move to a position, which may be after the end."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]
         self._position = max(0, base + offset)
         return self._position

@@ -31,8 +31,6 @@ from gazette_sdk.fragment.stores.base import (
 )
 from gazette_sdk.protocol.names import StoreURL
 
-__all__ = ["GCSStore"]
-
 _CHUNK_BYTES: Final = 64 << 20
 """Size of a chunk of a large upload; the service requires multiples of 256 KiB."""
 

@@ -26,8 +26,6 @@ from gazette_sdk.fragment.stores.base import (
 )
 from gazette_sdk.protocol.names import StoreURL
 
-__all__ = ["S3Store"]
-
 _log = logging.getLogger(__name__)
 
 _PART_BYTES: Final = 64 << 20

@@ -2,11 +2,9 @@
 
 In reading order:
 
-- ``record_batches``: the result of ``Reader.arrow``, over ``decoders`` (content to rows) and
-  ``rows`` (references to rows, which are sequenced)
-- ``message_schema``: the schema of a class of messages
-- ``json_columns``, over ``lines`` (and their UUIDs), ``layout`` (lines of one layout, which need
-  no parsing), ``json_objects`` (types that pyarrow does not parse) and ``conversion`` (parsed
-  columns to the types of the schema)
-- ``csv_columns``, ``protobuf_columns``; ``metadata``: columns about messages
+- ``batches``: Record batches of the messages of journals, for plain code and coroutines.
+- ``schema``: Schemas of columns, and the conversion of parsed columns to their types.
+- ``layout``: JSON lines of one layout to columns, without parsing each line.
+- ``json``: JSON lines to columns, a block at a time.
+- ``decoders``: Decoders of journals to rows of record batches, by the form of their messages.
 """

@@ -1,4 +1,6 @@
-"""Metadata columns of record batches, which are no fields of messages.
+"""Record batches of the messages of journals, for plain code and coroutines.
+
+Metadata columns of record batches, which are no fields of messages.
 
 They are the columns with these names:
 
@@ -7,18 +9,16 @@ column   type                         content
 ======== ============================ =====================================================
 _journal string                       name of the journal
 _offset  int64                        offset of the message's first byte
-_end     int64                        offset behind its last byte
+_end     int64                        offset after its last byte
 _uuid    string                       the message's UUID, as text; null where it has none
 _time    timestamp (of any unit, UTC) the time within the UUID; null where there is none
 _flags   integer                      its part in a transaction, see
-                                      :mod:`~gazette_sdk.message.uuid`
+                                      :mod:`~gazette_sdk.message.flags`
 ======== ============================ =====================================================
 
 They may be asked for in any other type that theirs casts to.
 
 Rows of record batches: references that are sequenced, and gathered into batches.
-
-Record batches of the messages of journals, for plain code and coroutines.
 """
 
 from __future__ import annotations
@@ -321,11 +321,11 @@ class RecordBatches:
 
     @property
     def offsets(self) -> dict[str, int]:
-        """Offsets to read on from, behind the last row of the last batch that was taken."""
+        """Offsets to read on from, after the last row of the last batch that was taken."""
         return self._batches.offsets(self._left)
 
     def checkpoint(self, *, horizon_s: float = HORIZON_S) -> Checkpoint:
-        """Return the position behind the last row of the last batch; see the reader's."""
+        """Return the position after the last row of the last batch; see the reader's."""
         return self._batches.checkpoint(self._left, horizon_s=horizon_s)
 
     @property
@@ -411,7 +411,7 @@ class RecordBatches:
             self._failure = error
             if not rows:
                 raise
-            # It is raised behind these rows.
+            # It is raised after these rows.
         except BaseException:
             self._batches.interrupt()
             raise

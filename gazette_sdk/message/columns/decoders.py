@@ -1,10 +1,10 @@
-"""CSV records to columns: the schema's columns are the fields behind the UUID, by their places.
-
-Protobuf messages to columns: each column at once, of the fields that are wanted.
-
-Decoders of journals to rows of record batches, by the form of their messages.
+"""Decoders of journals to rows of record batches, by the form of their messages.
 
 All work on a chunk of whole frames at a time, never on a single message.
+
+CSV records to columns: the schema's columns are the fields after the UUID, by their places.
+
+Protobuf messages to columns: each column at once, of the fields that are wanted.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from gazette_sdk.message.columns.batches import (
 )
 from gazette_sdk.message.columns.json import BytesForm, JsonColumns, Lines, matrix_of
 from gazette_sdk.message.columns.schema import first_lacking, holds_required, timestamps
+from gazette_sdk.message.fetcher import Opened
 from gazette_sdk.message.kinds import Kind
 from gazette_sdk.message.kinds.json import JsonKind
-from gazette_sdk.message.plan import Opened
 from gazette_sdk.message.runs import (
     NO_OFFSETS,
     NO_STAMPS,
@@ -60,7 +60,7 @@ class CsvColumns:
     Empty fields are null, except in columns of text.
 
     Args:
-        schema: columns wanted, with their types. Fields behind those of the schema are
+        schema: columns wanted, with their types. Fields after those of the schema are
             ignored; a record with fewer is bad.
     """
 
@@ -365,7 +365,7 @@ def _bytes_form(message_type: type[Any]) -> BytesForm:
 
 
 class _CsvDecoder(ColumnDecoder):
-    """Decoder of CSV records: columns are fields behind the UUID, by their places."""
+    """Decoder of CSV records: columns are fields after the UUID, by their places."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -1,8 +1,4 @@
-"""Lines of a block, and the UUIDs at the same place in all of them, cut out in bulk.
-
-JSON lines to columns, object by object, for types that ``pyarrow.json`` cannot parse.
-
-JSON lines to columns, a block at a time.
+"""JSON lines to columns, a block at a time.
 
 Where every line begins with its UUID, as our own publishers write it, UUIDs are cut out of the
 block in bulk. If the lines also have one layout, their values are cut out, too, see ``layout``.
@@ -10,6 +6,10 @@ All other lines are parsed by pyarrow, with blanks in place of the UUIDs that we
 
 The error of that parser names no line. A bad line is found by bisection, which takes a few times
 longer than parsing the block.
+
+Lines of a block, and the UUIDs at the same place in all of them, cut out in bulk.
+
+JSON lines to columns, object by object, for types that ``pyarrow.json`` cannot parse.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Lines:
     Attributes:
         block: the lines, the last one with its newline.
         begins: index of each line's first byte.
-        ends: index behind each line's newline, where the next line begins.
+        ends: index after each line's newline, where the next line begins.
     """
 
     block: bytes | bytearray | memoryview
@@ -94,7 +94,7 @@ class PlacedUuids(NamedTuple):
     Attributes:
         lines: the lines.
         texts: the texts of the UUIDs, shape [n, 36].
-        separators: byte behind each UUID's closing quote: a comma or a brace.
+        separators: byte after each UUID's closing quote: a comma or a brace.
         width: length of a line up to its separator, included.
     """
 
@@ -127,7 +127,7 @@ def placed_uuids(lines: Lines, place: UuidPlace) -> PlacedUuids | None:
 
     Args:
         lines: the lines.
-        place: place of UUIDs, with two bytes behind.
+        place: place of UUIDs, with two bytes after.
     """
     heads = place.heads(lines.block, lines.begins, lines.ends)
     if heads is None:
@@ -283,7 +283,7 @@ class Parsed(NamedTuple):
         columns: the columns that are no metadata, by name.
         stamps: parts of the lines' UUIDs.
         uuids: the lines' UUIDs as text, if the schema has a column for them.
-        cause: error of the line behind; None if there is none.
+        cause: error of the line after; None if there is none.
     """
 
     columns: dict[str, Any]

@@ -21,8 +21,6 @@ import pyarrow.compute as pc
 
 from gazette_sdk.message.columns.schema import timestamps
 
-__all__ = ["sliced_columns"]
-
 Block = bytes | bytearray | memoryview
 Places = npt.NDArray[np.int64]
 
@@ -56,7 +54,7 @@ def sliced_columns(
     Args:
         block: whole lines.
         begins: index of each line's first byte.
-        ends: index behind each line's newline.
+        ends: index after each line's newline.
         bare: mask of the lines with nothing but their UUID. Their columns are null.
         fields: columns wanted, with their types.
 
@@ -185,7 +183,7 @@ def _all_are(block: Block, begins: Places, literal: bytes) -> bool:
     last = int(begins[-1])
     if bytes(block[last : last + len(literal)]) != literal:
         return False
-    # Words are compared faster than bytes; the last place may have none behind it.
+    # Words are compared faster than bytes; the last place may have none after it.
     begins = begins[:-1]
     if not len(begins):
         return True

@@ -14,10 +14,11 @@ generated protobuf class ``"protobuf"`` its field ``bytes uuid``
 
 An adapter (:class:`Kind`) is found by class and form, see :func:`kind_of`. In reading order:
 
-- ``base``: the interface; ``registry``: finds the kind of a class
-- ``json_kind``: JSON messages, over ``json_lines`` (their lines, in bulk), ``fixed_place`` (their
-  UUIDs, in bulk) and ``empty`` (messages of acknowledgements); ``pydantic_kind``
-- ``protobuf_kind``, ``csv_kind``
+- ``base``: Interface of the kinds of messages: between objects of one class and payloads.
+- ``json``: Kinds of JSON messages: dicts, typed classes and pydantic models; single ones, and
+  chunks.
+- ``others``: Kinds of messages as CSV records and in protobuf.
+- ``registry``: Registry of the kinds of classes of messages.
 """
 
 from gazette_sdk.message.kinds.base import Decoded, JsonMessage, Kind, Spliced

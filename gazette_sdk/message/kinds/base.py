@@ -1,6 +1,6 @@
-"""Empty messages of a class, for acknowledgements.
+"""Interface of the kinds of messages: between objects of one class and payloads.
 
-Interface of the kinds of messages: between objects of one class and payloads.
+Empty messages of a class, for acknowledgements.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Decoded(Generic[M]):
     Attributes:
         messages: the messages, in order, up to the first that cannot be decoded.
         uuids: each message's UUID, as it is written there.
-        error: error of the frame behind ``messages``; None if all are decoded.
+        error: error of the frame after ``messages``; None if all are decoded.
         texts: the UUIDs as rows of text, where they are at a fixed place; they may be invalid.
     """
 

@@ -1,4 +1,8 @@
-"""UUIDs at the same place of every frame of a chunk, cut out in bulk.
+"""Kinds of JSON messages: dicts, typed classes and pydantic models; single ones, and chunks.
+
+Kind of JSON messages: pydantic models.
+
+UUIDs at the same place of every frame of a chunk, cut out in bulk.
 
 Our publishers write a message's UUID as the first key of its JSON object, and so do many others.
 Where a single frame has it elsewhere, or a text of another length or with an escape, or the same
@@ -17,8 +21,6 @@ it anywhere: those are parsed one by one.
 
 All but pydantic models use ``msgspec``: it decodes the lines of a chunk in one call, and was
 measured ahead of ``orjson`` in both directions, also for dicts.
-
-Kind of JSON messages: pydantic models.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ class UuidPlace:
 
     Args:
         key: key of the UUID, which is the first of every payload.
-        behind_bytes: number of bytes behind the closing quote that :meth:`heads` returns.
+        behind_bytes: number of bytes after the closing quote that :meth:`heads` returns.
 
     Attributes:
         prefix: first bytes of every payload, the opening quote included.
@@ -142,7 +144,7 @@ class UuidPlace:
         Args:
             buffer: content.
             begins: index of each payload's first byte.
-            ends: index behind each frame's last byte.
+            ends: index after each frame's last byte.
         """
         if not len(begins) or int((ends - begins).min()) < self._width:
             return None
@@ -736,10 +738,12 @@ class TypedKind(JsonKind):
 
 
 def call_validate(message: Any) -> object:
+    """Call the ``validate`` method of the message."""
     return message.validate()
 
 
 def replaced(message: Any, field: str, value: object) -> Any:
+    """Return a copy of the message with another value of the field, without validation."""
     if isinstance(message, msgspec.Struct):
         return msgspec.structs.replace(message, **{field: value})
     if isinstance(message, pydantic.BaseModel):
@@ -751,12 +755,18 @@ def replaced(message: Any, field: str, value: object) -> Any:
 
 
 def checked(value: object) -> str:
+    """Return the value, which is to be the text of a UUID.
+
+    Raises:
+        ValueError: it is no text.
+    """
     if isinstance(value, str):
         return value
     raise ValueError(f"its UUID is no text but {type(value).__name__}")
 
 
 def is_acknowledgement(raw: RawUuid) -> bool:
+    """Return True if the UUID has the flag of an acknowledgement."""
     try:
         return bool(raw) and parse_raw_uuid(uuid_text(raw))[2] == ACK_TXN
     except ValueError:
@@ -764,6 +774,7 @@ def is_acknowledgement(raw: RawUuid) -> bool:
 
 
 def uuid_text(raw: RawUuid) -> str:
+    """Return the text of a UUID; empty for none."""
     return raw.decode("ascii", "replace") if isinstance(raw, bytes) else str(raw or "")
 
 

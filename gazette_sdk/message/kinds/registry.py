@@ -16,8 +16,6 @@ from gazette_sdk.message.kinds import others as protobuf_kind
 from gazette_sdk.message.kinds.base import JsonMessage, Kind
 from gazette_sdk.message.kinds.json import DictKind, PydanticKind, TypedKind
 
-__all__ = ["kind_of", "validator_of"]
-
 M = TypeVar("M")
 
 

@@ -1,11 +1,11 @@
-"""Shards and recovery logs of the journals that an application reads. Pure.
+"""Applications: what is declared of a group of shards, and the hooks that are called for them.
+
+Shards and recovery logs of the journals that an application reads. Pure.
 
 Each journal has one shard, named by the application and the journal, and each shard a recovery
 log with the replication and stores of its source. A journal that a shard of another name reads,
 such as one of a manifest, has its shard. Nothing is changed that exists, and a journal that
 disappears deletes nothing.
-
-Applications: what is declared of a group of shards, and the hooks that are called for them.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ class Application(Generic[M, S]):
         hot_standbys: number of processes that keep a copy of each shard's store up to date,
             besides the primary.
         min_txn_s: least duration of a transaction, in seconds.
-        max_txn_s: duration behind which a transaction consumes nothing more, in seconds.
+        max_txn_s: duration after which a transaction consumes nothing more, in seconds.
         on_error: treatment of a record for which ``consume`` raises.
         waits_for_acks: keep a transaction open, up to ``max_txn_s``, while sequences of messages
             that it read are not acknowledged yet. Turn it off for a shard that reads its own

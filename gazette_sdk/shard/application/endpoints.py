@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from gazette_sdk.message.mapping import Mapping
     from gazette_sdk.shard.transaction.transaction import Shard
 
-__all__ = ["Endpoint", "Handler", "Method", "Query"]
 
 S = TypeVar("S")
 

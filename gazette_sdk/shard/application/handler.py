@@ -102,7 +102,7 @@ def handler(
         hot_standbys: number of processes that keep a copy of each shard's store up to date,
             besides the primary.
         min_txn_s: least duration of a transaction, in seconds.
-        max_txn_s: duration behind which a transaction consumes nothing more, in seconds.
+        max_txn_s: duration after which a transaction consumes nothing more, in seconds.
         on_error: treatment of a record for which the function raises: ``"fail"`` the shard,
             ``"skip"`` the record, or ``shard.dead_letters("JOURNAL")``.
         waits_for_acks: keep a transaction open, up to ``max_txn_s``, while sequences of messages

@@ -2,17 +2,19 @@
 
 In reading order:
 
-- ``process``, ``served``: the whole process, and its port; ``config``: its configuration.
-- ``lifecycle``: the table of a shard's life, pure.
-- ``shard``: playback, store and transactions of one shard; ``recovery_progress``: lines in the log
-  while it recovers; ``hints_writer``: when it stores hints; ``metrics``: its status as a metric.
-- ``status``: reports of that life in Etcd.
-- ``hints_keys``: hints of recoveries in Etcd.
-- ``resolver``: the process and the store that answer for a shard.
-- ``service``: the five calls of the shard service, on gRPC and as JSON.
-- ``client``: a client of that service, for ``gazctl`` and for proxied calls.
-- ``endpoint_calls``: calls of the application's own endpoints; ``http_endpoints`` and
-  ``grpc_methods`` are their two wires.
-- ``embedded``: a consumer inside a program; ``caught_up``: waiting for the shards of an
-  application; ``dev_etcd``: the Etcd of ``gazette dev``.
+- ``client``: Client of the shard service: for ``gazctl``, for tests, and for forwarded calls.
+- ``config``: Configuration of a consumer process, and the address of the Etcd of ``gazette dev``.
+- ``hints``: Hints of shards in Etcd: their keys, and when a primary writes them.
+- ``resolver``: Resolver: which process answers for a shard, and this process' shards (shard
+  section 10).
+- ``lifecycle``: Life of a shard in one process, as a table (shard section 5).
+- ``shard``: Shard of this process: playback, store and transactions, as its life's table says
+  (shard 5).
+- ``endpoints``: HTTP endpoints of an application: queries of a shard's state, here or at its
+  primary.
+- ``service``: The shard service: Stat, List, Apply, GetHints and Unassign (shard sections 2 and
+  11).
+- ``process``: Consumer: a process that runs shards of an application (shard section 13).
+- ``served``: Consumer with its public port: the shard service on gRPC and as JSON.
+- ``embedded``: Consumer inside a program, which runs shards beside what else the program does.
 """

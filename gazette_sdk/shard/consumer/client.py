@@ -44,8 +44,6 @@ from gazette_sdk.transport.wire import (
     where,
 )
 
-__all__ = ["RECOVERY_LOG_CONTENT_TYPE", "ShardClient", "apply_in_batches", "verify_references"]
-
 RECOVERY_LOG_CONTENT_TYPE = "application/x-gazette-recoverylog"
 """Content type of journals that are recovery logs."""
 

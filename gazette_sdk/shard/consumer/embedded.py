@@ -1,6 +1,4 @@
-"""Address of the Etcd of ``gazette dev``, which its broker tells.
-
-Consumer inside a program, which runs shards beside what else the program does.
+"""Consumer inside a program, which runs shards beside what else the program does.
 
 ::
 
@@ -11,18 +9,16 @@ Consumer inside a program, which runs shards beside what else the program does.
 
 It is a member of the application as a ``gazette run-consumer`` process is: several programs and
 processes share the shards.
+
+Address of the Etcd of ``gazette dev``, which its broker reports.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from http import HTTPStatus
 from typing import Any, Self, TypeVar
-from urllib.error import HTTPError, URLError
-from urllib.request import urlopen
 
 from gazette_sdk.cluster.membership import EtcdConfig
 from gazette_sdk.errors import ClosedError, ConfigurationError, GazetteError
@@ -32,52 +28,12 @@ from gazette_sdk.server.process import Server
 from gazette_sdk.server.settings import pet_name
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.consumer.client import ShardClient
-from gazette_sdk.shard.consumer.config import ConsumerConfig
+from gazette_sdk.shard.consumer.config import ConsumerConfig, etcd_of_dev
 from gazette_sdk.shard.consumer.lifecycle import status_text, until_caught_up
 from gazette_sdk.shard.consumer.served import ServedConsumer
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.base import Transport, check_transport
 from gazette_sdk.transport.connect import connect
-
-TIMEOUT_S = 5.0
-"""Limit of asking a broker for its Etcd."""
-
-
-def etcd_of_dev(address: str, *, remedy: str, broker_remedy: str) -> str:
-    """Ask the broker of ``gazette dev``, or of an embedded cluster, for the address of its Etcd.
-
-    Args:
-        address: address of the broker; empty for a broker without one.
-        remedy: text that says how to give the address of another Etcd.
-        broker_remedy: text that says how to give the address of another broker.
-
-    Raises:
-        ConfigurationError: the broker is another one, or does not answer.
-    """
-    if not address.startswith(("http://", "https://")):
-        where = f"the broker at {address}" if address else "a broker without an address"
-        raise ConfigurationError(f"{where} is not asked for its Etcd; {remedy}")
-    try:
-        with urlopen(f"{address.rstrip('/')}/v1/dev", timeout=TIMEOUT_S) as response:  # noqa: S310 - http only
-            found: object = json.load(response).get("etcd")
-    except HTTPError as error:
-        if error.code in {HTTPStatus.NOT_FOUND, HTTPStatus.NOT_IMPLEMENTED}:
-            raise ConfigurationError(
-                f"the broker at {address} does not tell its Etcd, only that of `gazette dev` does"
-                f"; {remedy}"
-            ) from error
-        raise ConfigurationError(f"the broker at {address} answers {error}; {remedy}") from error
-    except (URLError, OSError, ValueError, AttributeError) as error:
-        reason = error.reason if isinstance(error, URLError) else error
-        text = reason.strerror if isinstance(reason, OSError) and reason.strerror else reason
-        raise ConfigurationError(
-            f"the broker at {address} cannot be asked for its Etcd: {text}; start it, as by "
-            f"`gazette dev`, or {broker_remedy}"
-        ) from error
-    if not isinstance(found, str) or not found:
-        raise ConfigurationError(f"the broker at {address} does not tell its Etcd; {remedy}")
-    return found
-
 
 T = TypeVar("T")
 
@@ -118,7 +74,7 @@ class EmbeddedConsumer(sdk_loop.LoopStartable):
             which answers if it is of ``gazette dev`` or an embedded cluster.
         host: address to bind and to advertise; by default loopback.
         port: port to serve on; 0 takes a free one.
-        lease_ttl_s: lifetime of its lease in Etcd, in seconds: behind a pause that is longer,
+        lease_ttl_s: lifetime of its lease in Etcd, in seconds: after a pause that is longer,
             others have its shards.
         config: further fields of :class:`~gazette_sdk.shard.consumer.config.ConsumerConfig`.
 

@@ -1,4 +1,6 @@
-"""Queries of a process' shards: threads of their own, bounds, and the interruption of those left.
+"""HTTP endpoints of an application: queries of a shard's state, here or at its primary.
+
+Queries of a process' shards: threads of their own, bounds, and the interruption of those left.
 
 A query never takes a thread that shards consume on. A peer, and all peers together, have a bounded
 number of queries in progress; one more is refused at once. A query whose caller leaves, or whose
@@ -10,8 +12,6 @@ Calls of an application's endpoints, over HTTP and gRPC: the shard, and the func
 A call names its shard, or the endpoint declares the mapping that finds it: the journal to which
 messages of these parameters are published has a shard. If another process is its primary, the call
 goes there, once, with the resolution's header.
-
-HTTP endpoints of an application: queries of a shard's state, here or at its primary.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
-"""Hints of a shard's recovery in Etcd (shard sections 3 and 5, recovery log section 7).
+"""Hints of shards in Etcd: their keys, and when a primary writes them.
+
+HintsWriter: when a primary stores the hints of what it recorded.
+
+Hints of a shard's recovery in Etcd (shard sections 3 and 5, recovery log section 7).
 
 While a primary runs, it stores what it recorded under one *primary* key. After each recovery it
 stores the recovered hints as the first *backup*, and older backups move on by one key.
-
-HintsWriter: when a primary stores the hints of what it recorded.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gazette_sdk.cluster.consumer_keys import ShardAssignment
@@ -19,11 +20,9 @@ from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import Compare, Get, KeyValue, Put
 from gazette_sdk.errors import EtcdError, ValidationError
 from gazette_sdk.protocol import consumer_pb2 as cpb
-from gazette_sdk.protocol import recoverylog_pb2 as pb
 from gazette_sdk.protocol import recoverylog_pb2 as rpb
 from gazette_sdk.protocol.shard_spec import backup_hint_keys, primary_hint_key, recovery_log
-from gazette_sdk.shard.recovery import fsm as fsm_hints
-from gazette_sdk.shard.recovery.recorder import HINTS_PAUSE_S, HintsSchedule, Recorder
+from gazette_sdk.shard.recovery import hints as fsm_hints
 from gazette_sdk.transport.backoff import delay_s
 
 _log = logging.getLogger(__name__)
@@ -161,76 +160,3 @@ def _checked(kv: KeyValue, key: str, log: str) -> rpb.FSMHints:
     except ValidationError as error:
         raise error.within(key) from None
     return hints
-
-
-class HintsWriter:
-    """Writer of the primary hints of one run. On the event loop.
-
-    Args:
-        recorder: of the run.
-        store: stores hints in Etcd.
-    """
-
-    def __init__(self, recorder: Recorder, store: Callable[[pb.FSMHints], Awaitable[None]]) -> None:
-        self._recorder = recorder
-        self._store = store
-        self._schedule = HintsSchedule(time.monotonic(), recorder.write_head)
-        self._timer: asyncio.TimerHandle | None = None
-        self._writing: asyncio.Task[None] | None = None
-
-    def consider(self, *, is_idle: Callable[[], bool]) -> None:
-        """Store hints if they are due, between two transactions; and once the shard is idle.
-
-        Args:
-            is_idle: returns True if no transaction is open or under way, and no worker runs.
-        """
-        self._write_if_due(is_idle=False)
-        if self._timer is None:
-            self._set_timer(is_idle)
-
-    def _set_timer(self, is_idle: Callable[[], bool]) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(HINTS_PAUSE_S, self._timer_fired, is_idle)
-
-    def _timer_fired(self, is_idle: Callable[[], bool]) -> None:
-        self._timer = None
-        if is_idle():
-            self._write_if_due(is_idle=True)
-        if self._schedule.is_due(time.monotonic() + HINTS_PAUSE_S, self._head, 0, is_idle=True):
-            # Not written, as the shard is busy, or the last ones were too recent: later then.
-            self._set_timer(is_idle)
-
-    @property
-    def _head(self) -> int:
-        return self._recorder.write_head
-
-    def _write_if_due(self, *, is_idle: bool) -> None:
-        recorder = self._recorder
-        if self._writing is not None or not recorder.is_committed:
-            return
-        if self._schedule.is_due(
-            time.monotonic(), self._head, recorder.bytes_live, is_idle=is_idle
-        ):
-            work = self._write(recorder.hints(), self._head)
-            self._writing = asyncio.get_running_loop().create_task(work, name="hints")
-
-    async def _write(self, hints: pb.FSMHints, head: int) -> None:
-        try:
-            await self._store(hints)
-        except EtcdError as error:
-            # They are advice: without them recovery reads more. The next ones are soon due.
-            self._schedule.failed(time.monotonic())
-            _log.warning("hints of %s are not stored: %s", hints.log, error)
-        else:
-            self._schedule.stored(time.monotonic(), head)
-        finally:
-            self._writing = None
-
-    async def aclose(self) -> None:
-        """Store nothing any more."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._writing is not None:
-            writing = self._writing
-            writing.cancel()
-            await asyncio.wait([writing])

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -29,7 +28,6 @@ from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.shard.application.application import Application, source_selector
 from gazette_sdk.shard.consumer.client import ShardClient
-from gazette_sdk.shard.recovery.player import Playback
 from gazette_sdk.transport.append.append import append
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import list_journals
@@ -68,7 +66,7 @@ class Input(Enum):
     PROMOTED = auto()
     """This process has slot 0."""
     RECOVERED = auto()
-    """Playback has completed behind our fence; or there is no log to play."""
+    """Playback has completed after our fence; or there is no log to play."""
     RESTORED = auto()
     """The store is open, and its checkpoint was restored."""
     INPUT_ENDED = auto()
@@ -94,7 +92,7 @@ class Effect(Enum):
     SERVE = auto()
     """Store recovered hints, send stored intents, report PRIMARY, run transactions."""
     RESTORE = auto()
-    """Restore the checkpoint again, and go on from it."""
+    """Restore the checkpoint again, and continue from it."""
     REPORT_FAILURE = auto()
     """Report FAILED with the error's text; end both tasks, keep a store that was ready."""
     SHUT_DOWN = auto()
@@ -112,7 +110,7 @@ _TABLE: dict[tuple[State, Input], Transition] = {
     (State.IDLE, Input.STARTED): Transition(Effect.PLAY, State.BACKFILL),
     (State.IDLE, Input.STARTED_WITHOUT_LOG): Transition(Effect.REPORT_STANDBY, State.STANDBY),
     (State.BACKFILL, Input.TAILING): Transition(Effect.REPORT_STANDBY, State.STANDBY),
-    # A hand-off does not wait for the write head: playback itself orders the fence behind it.
+    # A hand-off does not wait for the write head: playback itself orders the fence after it.
     (State.BACKFILL, Input.PROMOTED): Transition(Effect.TAKE_OVER, State.TAKING_OVER),
     (State.STANDBY, Input.PROMOTED): Transition(Effect.TAKE_OVER, State.TAKING_OVER),
     # A late report would take nothing back, because codes in Etcd never go down.
@@ -125,7 +123,7 @@ _ENDED = frozenset({State.FAILED, State.STOPPED})
 
 
 def transition(state: State, event: Input) -> Transition:
-    """Return the effect of an input, and the state behind it.
+    """Return the effect of an input, and the state after it.
 
     Raises:
         ValueError: the input cannot happen in this state.
@@ -171,53 +169,7 @@ class Lifecycle:
         return self.state in _ENDED
 
 
-PERIOD_S = 5.0
-"""Time between two lines. A recovery that takes less has one line, at its end."""
-
 _log = logging.getLogger(__name__)
-
-
-class RecoveryProgress:
-    """Progress of one shard's recovery.
-
-    Args:
-        shard: its id.
-        playback: of its log.
-    """
-
-    def __init__(self, shard: str, playback: Playback) -> None:
-        self._shard = shard
-        self._playback = playback
-        self._began = time.monotonic()
-
-    async def run(self) -> None:
-        """Log progress until the log is played to its write head."""
-        waiting = asyncio.ensure_future(self._playback.tailing.wait())
-        try:
-            while not waiting.done():
-                await asyncio.wait([waiting], timeout=PERIOD_S)
-                if not waiting.done():
-                    _log.info("recovering", extra=self._figures())
-        finally:
-            waiting.cancel()
-        _log.info("recovered", extra=self._figures())
-
-    def _figures(self) -> dict[str, object]:
-        """Return what was read and what is left."""
-        playback = self._playback
-        taken_s = time.monotonic() - self._began
-        left_bytes = max(0, playback.bytes_to_read - playback.bytes_read)
-        rate = playback.bytes_read / taken_s if taken_s else 0.0
-        figures: dict[str, object] = {
-            "shard": self._shard,
-            "bytes_to_read": playback.bytes_to_read,
-            "bytes_read": playback.bytes_read,
-            "bytes_live": playback.bytes_live,
-            "seconds": round(taken_s, 1),
-        }
-        if left_bytes and rate:
-            figures["seconds_left"] = round(left_bytes / rate, 1)
-        return figures
 
 
 T = TypeVar("T")

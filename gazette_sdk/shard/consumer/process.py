@@ -5,7 +5,7 @@
     consumer = Consumer(ConsumerConfig(suffix="one", endpoint="http://…"), totals, transport)
     await consumer.start()
     serve(consumer.service)          # on its port
-    await consumer.ended             # until it drained, or cannot go on
+    await consumer.ended             # until it drained, or cannot continue
     await consumer.stop()
 """
 
@@ -55,8 +55,6 @@ from gazette_sdk.shard.transaction.transaction import Process
 from gazette_sdk.shard.workers import on_worker
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.user_code import contained
-
-__all__ = ["CONSUMERS_PREFIX", "Consumer", "ConsumerConfig", "StuckShardsError"]
 
 CONSUMERS_PREFIX = "/gazette/consumers"
 """Prefix in Etcd below which each application has its keys, by default."""
@@ -330,7 +328,7 @@ class Consumer:
         self._member.end()
 
     def _may_leave(self) -> bool:
-        """Return True if nobody can take our shards, or others have each, with less standbys.
+        """Return True if no one can take our shards, or others have each, with less standbys.
 
         While there are as many other processes as the shards have replicas, the allocator moves
         them, and no standby is missed.

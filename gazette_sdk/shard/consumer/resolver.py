@@ -23,15 +23,6 @@ from gazette_sdk.protocol.rules import NO_PRIMARY
 from gazette_sdk.protocol.shard_spec import matches_shard, source_journals
 from gazette_sdk.transport.wire import Peer
 
-__all__ = [
-    "MISSING_ID",
-    "Resolution",
-    "Resolver",
-    "ResolverStoppedError",
-    "ServedShard",
-    "primary_of",
-]
-
 MISSING_ID = pb.ProcessSpec.ID(zone="local-ConsumerSpec", suffix="missing-from-Etcd")
 """Our id once our member key is removed: a draining process can still proxy."""
 

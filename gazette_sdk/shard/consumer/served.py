@@ -14,8 +14,6 @@ from gazette_sdk.shard.consumer.process import Consumer
 from gazette_sdk.shard.consumer.service import json_methods, shard_methods
 from gazette_sdk.transport.base import Transport
 
-__all__ = ["ServedConsumer"]
-
 
 class ServedConsumer:
     """A :class:`~gazette_sdk.shard.consumer.process.Consumer` and the port it is reached at.

@@ -1,14 +1,14 @@
-"""Admission of changes of shards by their caller's claims (shard section 11).
+"""The shard service: Stat, List, Apply, GetHints and Unassign (shard sections 2 and 11).
+
+The same object serves gRPC and the JSON gateway. Requests and responses are the protocol's
+messages; a call that fails raises a :class:`~gazette_sdk.errors.GazetteError`.
+
+Admission of changes of shards by their caller's claims (shard section 11).
 
 A caller with a selector changes the shards that it matches, and nothing else by them. The id and
 the prefixes of a shard name its recovery log and the Etcd keys of its hints, and ids have slashes:
 a free choice would lead to the log of any shard, and to any key. Its sources are read with the
 rights of the process. So they are those that the shard has, or those that the application gives it.
-
-The shard service: Stat, List, Apply, GetHints and Unassign (shard sections 2 and 11).
-
-The same object serves gRPC and the JSON gateway. Requests and responses are the protocol's
-messages; a call that fails raises a :class:`~gazette_sdk.errors.GazetteError`.
 
 gRPC methods of an application: calls of a shard's state, here or at its primary.
 
@@ -61,7 +61,7 @@ from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.endpoints import EndpointCalls, forwarded_claims, status_of
 from gazette_sdk.shard.consumer.hints import load_hints
 from gazette_sdk.shard.consumer.resolver import Resolver, ServedShard, primary_of
-from gazette_sdk.shard.recovery import fsm as fsm_hints
+from gazette_sdk.shard.recovery import hints as fsm_hints
 from gazette_sdk.transport.wire import Peer
 
 Templates = Callable[[Collection[str]], Awaitable[Mapping[str, cpb.ShardSpec]]]

@@ -1,13 +1,13 @@
-"""Metrics of a consumer process (operations section 3).
-
-Reports of a shard's status, as the value of its assignment in Etcd (shard section 5).
-
-Shard of this process: playback, store and transactions, as its life's table says (shard 5).
+"""Shard of this process: playback, store and transactions, as its life's table says (shard 5).
 
 A standby plays the recovery log into a directory of its own, and follows it. The primary hands the
 log off to itself, which fences its predecessor, opens the store that was restored so, and runs
 transactions. An error of either fails the shard, with its text in Etcd; the store of a failed shard
 stays readable until its assignment is removed.
+
+Metrics of a consumer process (operations section 3).
+
+Reports of a shard's status, as the value of its assignment in Etcd (shard section 5).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import inspect
 import logging
 import secrets
 import shutil
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -47,25 +48,22 @@ from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import recoverylog_pb2 as rpb
 from gazette_sdk.protocol.durations import to_seconds
 from gazette_sdk.protocol.labels import CONTENT_TYPE, value_of
-from gazette_sdk.protocol.shard_spec import recovery_log, reduce_status
-from gazette_sdk.shard.application.application import LOG_CONTENT_TYPE, Application
-from gazette_sdk.shard.consumer.hints import (
-    HintsWriter,
-    load_hints,
-    store_recorded_hints,
-    store_recovered_hints,
+from gazette_sdk.protocol.shard_spec import (
+    recovery_log,
+    reduce_status,
 )
-from gazette_sdk.shard.consumer.lifecycle import Effect, Input, Lifecycle, RecoveryProgress, State
-from gazette_sdk.shard.recovery import fsm as fsm_hints
+from gazette_sdk.shard.application.application import LOG_CONTENT_TYPE, Application
+from gazette_sdk.shard.consumer.hints import load_hints, store_recorded_hints, store_recovered_hints
+from gazette_sdk.shard.consumer.lifecycle import Effect, Input, Lifecycle, State
+from gazette_sdk.shard.recovery import hints as fsm_hints
 from gazette_sdk.shard.recovery.log import RecoveryLog
 from gazette_sdk.shard.recovery.player import Playback, Recovered
-from gazette_sdk.shard.recovery.recorder import Recorder
+from gazette_sdk.shard.recovery.recorder import HINTS_PAUSE_S, HintsSchedule, Recorder
 from gazette_sdk.shard.transaction.consume import Input as SourceInput
 from gazette_sdk.shard.transaction.consume import OnStep
 from gazette_sdk.shard.transaction.failure import error_of_code
-from gazette_sdk.shard.transaction.output import Output
 from gazette_sdk.shard.transaction.runner import Runner
-from gazette_sdk.shard.transaction.transaction import Shard
+from gazette_sdk.shard.transaction.transaction import Output, Shard
 from gazette_sdk.shard.workers import on_worker
 from gazette_sdk.transport.append.appender import AppendService
 from gazette_sdk.transport.backoff import delay_s, pause
@@ -295,7 +293,7 @@ class LocalShard:
     # ---------------------------------------------------------- assignments
 
     def continues(self, item: ShardEntry, assignment: ShardAssignment, *, is_primary: bool) -> bool:
-        """Return True if it goes on under an assignment: the same one, or one of a lesser slot.
+        """Return True if it continues under an assignment: the same one, or one of a lesser slot.
 
         An assignment of another create revision is a new one, unless it is a promotion.
         """
@@ -520,7 +518,7 @@ class LocalShard:
         return runner
 
     def _new_store(self, handle: Shard) -> None:
-        """Make the store. On a worker: it is kept, to be destroyed, also if nobody waits for it."""
+        """Make the store. On a worker: it is kept, to be destroyed, also if no one waits for it."""
         self._make_directory()
         self.store = self._parts.application.new_store(handle)
 
@@ -684,3 +682,125 @@ class LocalShard:
 
 async def _awaited(work: Coroutine[Any, Any, None]) -> None:
     await work
+
+
+class HintsWriter:
+    """Writer of the primary hints of one run. On the event loop.
+
+    Args:
+        recorder: of the run.
+        store: stores hints in Etcd.
+    """
+
+    def __init__(
+        self, recorder: Recorder, store: Callable[[rpb.FSMHints], Awaitable[None]]
+    ) -> None:
+        self._recorder = recorder
+        self._store = store
+        self._schedule = HintsSchedule(time.monotonic(), recorder.write_head)
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: asyncio.Task[None] | None = None
+
+    def consider(self, *, is_idle: Callable[[], bool]) -> None:
+        """Store hints if they are due, between two transactions; and once the shard is idle.
+
+        Args:
+            is_idle: returns True if no transaction is open or under way, and no worker runs.
+        """
+        self._write_if_due(is_idle=False)
+        if self._timer is None:
+            self._set_timer(is_idle)
+
+    def _set_timer(self, is_idle: Callable[[], bool]) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(HINTS_PAUSE_S, self._timer_fired, is_idle)
+
+    def _timer_fired(self, is_idle: Callable[[], bool]) -> None:
+        self._timer = None
+        if is_idle():
+            self._write_if_due(is_idle=True)
+        if self._schedule.is_due(time.monotonic() + HINTS_PAUSE_S, self._head, 0, is_idle=True):
+            # Not written, as the shard is busy, or the last ones were too recent: later then.
+            self._set_timer(is_idle)
+
+    @property
+    def _head(self) -> int:
+        return self._recorder.write_head
+
+    def _write_if_due(self, *, is_idle: bool) -> None:
+        recorder = self._recorder
+        if self._writing is not None or not recorder.is_committed:
+            return
+        if self._schedule.is_due(
+            time.monotonic(), self._head, recorder.bytes_live, is_idle=is_idle
+        ):
+            work = self._write(recorder.hints(), self._head)
+            self._writing = asyncio.get_running_loop().create_task(work, name="hints")
+
+    async def _write(self, hints: rpb.FSMHints, head: int) -> None:
+        try:
+            await self._store(hints)
+        except EtcdError as error:
+            # They are advice: without them recovery reads more. The next ones are soon due.
+            self._schedule.failed(time.monotonic())
+            _log.warning("hints of %s are not stored: %s", hints.log, error)
+        else:
+            self._schedule.stored(time.monotonic(), head)
+        finally:
+            self._writing = None
+
+    async def aclose(self) -> None:
+        """Store nothing any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._writing is not None:
+            writing = self._writing
+            writing.cancel()
+            await asyncio.wait([writing])
+
+
+PERIOD_S = 5.0
+"""Time between two lines. A recovery that takes less has one line, at its end."""
+
+
+class RecoveryProgress:
+    """Progress of one shard's recovery.
+
+    Args:
+        shard: its id.
+        playback: of its log.
+    """
+
+    def __init__(self, shard: str, playback: Playback) -> None:
+        self._shard = shard
+        self._playback = playback
+        self._began = time.monotonic()
+
+    async def run(self) -> None:
+        """Log progress until the log is played to its write head."""
+        waiting = asyncio.ensure_future(self._playback.tailing.wait())
+        try:
+            while not waiting.done():
+                await asyncio.wait([waiting], timeout=PERIOD_S)
+                if not waiting.done():
+                    _log.info("recovering", extra=self._figures())
+        finally:
+            waiting.cancel()
+        _log.info("recovered", extra=self._figures())
+
+    def _figures(self) -> dict[str, object]:
+        """Return what was read and what is left."""
+        playback = self._playback
+        taken_s = time.monotonic() - self._began
+        left_bytes = max(0, playback.bytes_to_read - playback.bytes_read)
+        rate = playback.bytes_read / taken_s if taken_s else 0.0
+        figures: dict[str, object] = {
+            "shard": self._shard,
+            "bytes_to_read": playback.bytes_to_read,
+            "bytes_read": playback.bytes_read,
+            "bytes_live": playback.bytes_live,
+            "seconds": round(taken_s, 1),
+        }
+        if left_bytes and rate:
+            figures["seconds_left"] = round(left_bytes / rate, 1)
+        return figures

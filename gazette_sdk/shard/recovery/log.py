@@ -1,14 +1,14 @@
-"""Metrics of recovery logs (operations section 3).
+"""Recovery log of a primary: appends that only the log's current author may make.
+
+The register ``author`` of the journal names who recovered the log last. Each append checks it.
+When another process has recovered the log, no append of this one can commit any more.
+
+Metrics of recovery logs (operations section 3).
 
 Recorded operations: their frames, and the chain of checksums over them (recovery log 1).
 
 A frame is a fixed header and a protobuf message. The content of a write follows its frame; it is
 not part of the message, and the checksum does not cover it.
-
-Recovery log of a primary: appends that only the log's current author may make.
-
-The register ``author`` of the journal names who recovered the log last. Each append checks it.
-When another process has recovered the log, no append of this one can commit any more.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def clean_path(path: str) -> str:
 
 
 def frame_operation(operation: RecordedOp) -> bytes:
-    """Return the frame of an operation. The content of a write is appended behind it."""
+    """Return the frame of an operation. The content of a write is appended after it."""
     out = bytearray()
     _framing.encode(operation.SerializeToString(), out)
     return bytes(out)
@@ -149,7 +149,7 @@ class RecoveryLog:
             after: futures that must succeed before the first is sent.
 
         Returns:
-            Future of the offset behind the last append, once all are committed. Its error is a
+            Future of the offset after the last append, once all are committed. Its error is a
             :class:`~gazette_sdk.errors.FencedError` if another author has taken over the log.
         """
         pending: PendingAppend | None = None

@@ -1,20 +1,4 @@
-"""Playback: the files of a store, restored from its recovery log and kept up with it.
-
-::
-
-    playback = Playback(transport, hints, directory)
-    task = asyncio.create_task(playback.run())
-    await playback.tailing.wait()            # a hot standby stays here
-    recovered = await playback.hand_off(author)
-
-The shell of `player`: it reads logs on the event loop, and writes files on worker threads.
-
-Staged files: the files of a store while they are played back.
-
-Each is named by its fnode, below ``.fnodes``. When playback ends they get their paths. Blocking:
-call it on a worker thread, one call at a time.
-
-Player: content of recovery logs becomes changes of staged files (recovery log 6). Pure.
+"""Player: content of recovery logs becomes changes of staged files (recovery log 6). Pure.
 
 ========  ==========================================  =============================  ========
 state     input                                       effect                         next
@@ -34,6 +18,22 @@ INJECTED  head                                        hand off once more        
 
 LIVE and FAILED are final. Several authors may race for a log. The one whose operation follows the
 history first has won: all others' operations do not continue it any more.
+
+Playback: the files of a store, restored from its recovery log and kept up with it.
+
+::
+
+    playback = Playback(transport, hints, directory)
+    task = asyncio.create_task(playback.run())
+    await playback.tailing.wait()            # a hot standby stays here
+    recovered = await playback.hand_off(author)
+
+The shell of `player`: it reads logs on the event loop, and writes files on worker threads.
+
+Staged files: the files of a store while they are played back.
+
+Each is named by its fnode, below ``.fnodes``. When playback ends they get their paths. Blocking:
+call it on a worker thread, one call at a time.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ from gazette_sdk.errors import ClosedError, GazetteError, OffsetNotYetAvailableE
 from gazette_sdk.protocol import broker_pb2
 from gazette_sdk.protocol import recoverylog_pb2 as pb
 from gazette_sdk.protocol.labels import label_set
-from gazette_sdk.shard.recovery.fsm import FSM, Outcome, flatten
+from gazette_sdk.shard.recovery.fsm import FSM, Outcome
+from gazette_sdk.shard.recovery.hints import flatten
 from gazette_sdk.shard.recovery.log import (
     AUTHOR_REGISTER,
     HEADER_BYTES,
@@ -91,7 +92,7 @@ class Recovered:
     Attributes:
         fsm: history, which a recorder may continue.
         log: journal whose end was played.
-        write_head: offset behind the last operation.
+        write_head: offset after the last operation.
     """
 
     fsm: FSM
@@ -187,7 +188,7 @@ class Playback:
         """Play to the write head, and make ``author`` the only one who may append from there.
 
         Args:
-            author: number of the recorder that goes on, in [1, 2^32 - 1].
+            author: number of the recorder that continues, in [1, 2^32 - 1].
 
         Raises:
             GazetteError: :meth:`run` has failed, or was cancelled.
@@ -233,7 +234,7 @@ class Playback:
     def _at_end(self, player: Player) -> None:
         """Act on a broker that has no content between the player's offset and ``read_through``.
 
-        Its replica may lag behind, or not know a stored fragment yet.
+        Its replica may lag after, or not know a stored fragment yet.
         """
         assert self._reader is not None
         response = self._reader.response
@@ -327,7 +328,7 @@ class Playback:
             error.__cause__ = cause
         if not self._recovered.done():
             self._recovered.set_exception(error)
-            self._recovered.exception()  # `run` raises it, too: nobody need wait for a hand-off
+            self._recovered.exception()  # `run` raises it, too: no one need wait for a hand-off
 
 
 def _bytes_to_read(hints: pb.FSMHints, heads: dict[str, int]) -> int:
@@ -533,7 +534,7 @@ class Player:
         read_through: offset that must be read before the head of a log counts.
 
     Raises:
-        RecoveryError: hints name content behind the write head.
+        RecoveryError: hints name content after the write head.
         ValidationError: hints are malformed.
     """
 
@@ -650,7 +651,7 @@ class Player:
     # --------------------------------------------------------- head and hand-off
 
     def head(self) -> None:
-        """Take note that ``next_offset`` is the write head, at ``read_through`` or behind it.
+        """Take note that ``next_offset`` is the write head, at ``read_through`` or after it.
 
         Raises:
             RecoveryError: hints are left, or the log has content of which nothing was played.
@@ -732,7 +733,7 @@ class Player:
             )
 
     def _seek_hinted(self) -> bool:
-        """Move to the next hinted segment, or to the hints' log behind the last; True if moved."""
+        """Move to the next hinted segment, or to the hints' log after the last; True if moved."""
         if not self.fsm.has_hints:
             return False  # the last segment is in the hints' log
         hinted = self.fsm.hinted_segments[0]
@@ -754,7 +755,7 @@ class Player:
         return taken
 
     def _play_frame(self, data: bytes, at: int, changes: list[NodeChange]) -> int:
-        """Play a frame, without the content behind it, or skip bytes that are none.
+        """Play a frame, without the content after it, or skip bytes that are none.
 
         Returns:
             Number of bytes that were played or skipped; 0 if more are needed.

@@ -6,9 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gazette_sdk.protocol import recoverylog_pb2 as pb
-from gazette_sdk.shard.recovery.fsm import Segment, flatten
-
-__all__ = ["PrunePlan", "ShardHints", "overlaps"]
+from gazette_sdk.shard.recovery.hints import Segment, flatten
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,7 @@ class PrunePlan:
         Args:
             log: journal of the fragment.
             begin: offset of its first byte.
-            end: offset behind its last one; 0 if it is not known.
+            end: offset after its last one; 0 if it is not known.
         """
         return log not in self.kept and not overlaps(begin, end, self.segments.get(log, ()))
 
@@ -84,7 +82,7 @@ def overlaps(begin: int, end: int, segments: Sequence[Segment]) -> bool:
 
     Args:
         begin: offset of the fragment's first byte.
-        end: offset behind its last one; 0 if it is not known.
+        end: offset after its last one; 0 if it is not known.
         segments: of its log; a last offset of 0 is not known.
     """
     if not segments:

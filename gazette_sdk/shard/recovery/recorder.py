@@ -1,10 +1,4 @@
-"""Bounds of recovery: which file to record anew, and when to store hints. Pure.
-
-A player reads the log from where each live file was created to its last write. A file that is
-appended to for long, such as a write-ahead log or a manifest, makes it read all that was recorded
-meanwhile, too. Recording such a file anew moves it to the end of the log.
-
-Recorder: changes of files become numbered operations of a recovery log (recovery log 4). Pure.
+"""Recorder: changes of files become numbered operations of a recovery log (recovery log 4). Pure.
 
 =========  ===================================  ======================================  =========
 state      input                                effect                                  next
@@ -20,6 +14,12 @@ A worker thread records; the event loop may ask for hints at any time. A lock gu
 
 The local files have changed already when they are recorded. A change that does not fit the files
 recorded so far is an error of the store, after which nothing can be recorded any more.
+
+Bounds of recovery: which file to record anew, and when to store hints. Pure.
+
+A player reads the log from where each live file was created to its last write. A file that is
+appended to for long, such as a write-ahead log or a manifest, makes it read all that was recorded
+meanwhile, too. Recording such a file anew moves it to the end of the log.
 """
 
 from __future__ import annotations
@@ -30,12 +30,10 @@ from dataclasses import dataclass
 
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import recoverylog_pb2 as pb
-from gazette_sdk.shard.recovery.fsm import (
-    FSM,
+from gazette_sdk.shard.recovery.fsm import FSM, LiveNode, Outcome
+from gazette_sdk.shard.recovery.hints import (
     CreateFile,
     FileChange,
-    LiveNode,
-    Outcome,
     RemoveFile,
     RenameFile,
     SetProperty,
@@ -69,7 +67,7 @@ class Extent:
     Attributes:
         log: journal.
         begin: offset of the first operation.
-        end: offset behind the last one.
+        end: offset after the last one.
     """
 
     log: str
@@ -101,7 +99,7 @@ class LogUsage:
             fnode: of the file, which may have ceased to live with this operation.
             log: journal.
             begin: offset of the operation.
-            end: offset behind it.
+            end: offset after it.
         """
         node = self._live_nodes.get(fnode)
         if node is None:
@@ -159,7 +157,7 @@ class HintsSchedule:
 
         Args:
             now: monotonic seconds.
-            write_head: of the log, behind all that was recorded.
+            write_head: of the log, after all that was recorded.
             bytes_live: content of all live files.
             is_idle: the shard has nothing to do, so that this is the last chance for long.
         """
@@ -213,8 +211,8 @@ class Recorder:
         self.fsm = fsm
         self.log = log
         self.author = author
-        self._write_head = write_head  # behind all that is committed
-        self._position = write_head  # behind all that is recorded
+        self._write_head = write_head  # after all that is committed
+        self._position = write_head  # after all that is recorded
         self._in_flight = 0
         self._failure: Exception | None = None
         self._usage = LogUsage(fsm.live_nodes)
@@ -233,7 +231,7 @@ class Recorder:
 
         Args:
             changes: in order. Paths are cleaned.
-            continues: True if they are appended behind those of the last call, and committed with
+            continues: True if they are appended after those of the last call, and committed with
                 them.
 
         Returns:
@@ -261,7 +259,7 @@ class Recorder:
         They are all those of one :meth:`record`, or the opening.
 
         Args:
-            end: offset behind them, or behind later ones that were appended with them.
+            end: offset after them, or after later ones that were appended with them.
         """
         with self._lock:
             self._check()
@@ -283,7 +281,7 @@ class Recorder:
 
     @property
     def write_head(self) -> int:
-        """Offset behind all that was recorded; exact while all of it is committed."""
+        """Offset after all that was recorded; exact while all of it is committed."""
         return self._position
 
     def hints(self) -> pb.FSMHints:

@@ -11,18 +11,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from gazette_sdk.errors import ShardStoreError
 from gazette_sdk.message.checkpoint import Checkpoint
-from gazette_sdk.shard.recovery.fsm import FileChange
-
-__all__ = [
-    "UNCOMMITTED_BYTES_MAX",
-    "UNCOMMITTED_PUTS_MAX",
-    "QueryableStore",
-    "Store",
-    "ValidatingStore",
-    "recovered_files",
-    "refuse_other_files",
-    "type_arguments",
-]
+from gazette_sdk.shard.recovery.hints import FileChange
 
 UNCOMMITTED_PUTS_MAX = 65_536
 """Changes of one transaction, from which on its store is full."""
@@ -84,7 +73,7 @@ class Store(Protocol):
         """Commit changes and checkpoint to the local files, both or neither.
 
         Args:
-            checkpoint: the position behind the transaction, with its intents.
+            checkpoint: the position after the transaction, with its intents.
 
         Returns:
             The changes of files since the last commit, to be recorded by one append.
@@ -120,7 +109,7 @@ class Store(Protocol):
 
 
 class QueryableStore(Store, Protocol):
-    """Store that queries may read while its shard goes on."""
+    """Store that queries may read while its shard continues."""
 
     def committed(self) -> AbstractContextManager[Any]:
         """Open a view of what is committed locally, without the open transaction.

@@ -19,21 +19,6 @@ import msgspec
 from gazette_sdk.errors import ConfigurationError, DecodeError, UnreadableStateError
 from gazette_sdk.protocol.durations import decode_varint, encode_varint
 
-__all__ = [
-    "Codec",
-    "checked",
-    "int64",
-    "is_same",
-    "json",
-    "key_codec",
-    "protobuf",
-    "raw",
-    "tuple_of",
-    "utf8",
-    "uvarint",
-    "value_codec",
-]
-
 T = TypeVar("T")
 
 _SIGN = 1 << 63

@@ -18,11 +18,15 @@ import msgspec
 from gazette_sdk.errors import ClosedError, ShardStoreError, UnreadableStateError
 from gazette_sdk.message.checkpoint import Checkpoint, ProducerState
 from gazette_sdk.message.uuid import PRODUCER_BYTES
-from gazette_sdk.shard.recovery.fsm import CreateFile, FileChange, RemoveFile, RenameFile, WriteFile
+from gazette_sdk.shard.recovery.hints import (
+    CreateFile,
+    FileChange,
+    RemoveFile,
+    RenameFile,
+    WriteFile,
+)
 from gazette_sdk.shard.stores.base import recovered_files, refuse_other_files, type_arguments
 from gazette_sdk.shard.stores.codec import is_same
-
-__all__ = ["JsonStore", "JsonView"]
 
 State = TypeVar("State")
 
@@ -127,7 +131,7 @@ class JsonStore(Generic[State]):
         """Replace the file.
 
         Args:
-            checkpoint: the position behind the transaction.
+            checkpoint: the position after the transaction.
 
         Returns:
             The changes that put a new file in place of the old one.

@@ -1,4 +1,9 @@
-"""Options of RocksDB with which its files can be recorded, and played by Gazette's consumers.
+"""State as keys and values in RocksDB.
+
+Each commit is one write batch, which holds the checkpoint, too (`shard` 9.2); the files that it and
+RocksDB's own threads changed are found by a scan of the directory.
+
+Options of RocksDB with which its files can be recorded, and played by Gazette's consumers.
 
 Keys and values of one column family: what is committed, under what a transaction put.
 
@@ -12,11 +17,6 @@ because
 - the write-ahead log does not change during a scan: its only writer is the caller;
 - a manifest names only files that are complete, and all of them were read after it;
 - RocksDB removes a file only after its manifest says so, and the names did not change.
-
-State as keys and values in RocksDB.
-
-Each commit is one write batch, which holds the checkpoint, too (`shard` 9.2); the files that it and
-RocksDB's own threads changed are found by a scan of the directory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from rocksdict import (
 
 from gazette_sdk.errors import ClosedError, ConfigurationError, DecodeError, ShardStoreError
 from gazette_sdk.message.checkpoint import Checkpoint
-from gazette_sdk.shard.recovery.fsm import (
+from gazette_sdk.shard.recovery.hints import (
     CreateFile,
     FileChange,
     RemoveFile,
@@ -620,7 +620,7 @@ class RocksStore(Family[K, V]):
         """Write the transaction's puts and the checkpoint.
 
         Args:
-            checkpoint: the position behind the transaction.
+            checkpoint: the position after the transaction.
 
         Returns:
             The changes of files since the last commit.

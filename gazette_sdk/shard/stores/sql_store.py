@@ -19,11 +19,9 @@ import sqlalchemy.exc
 
 from gazette_sdk.errors import ClosedError, DecodeError, FencedError, ShardStoreError
 from gazette_sdk.message.checkpoint import Checkpoint
-from gazette_sdk.shard.recovery.fsm import FileChange
+from gazette_sdk.shard.recovery.hints import FileChange
 from gazette_sdk.shard.stores.base import recovered_files, refuse_other_files
 from gazette_sdk.shard.stores.sqlite_store import without_nan
-
-__all__ = ["NamedShard", "SqlStore", "SqlStores", "SqlView"]
 
 Parameters: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 
@@ -209,7 +207,7 @@ class SqlStore:
         """Keep the checkpoint for ``finish_commit``; nothing is recorded.
 
         Args:
-            checkpoint: the position behind the transaction.
+            checkpoint: the position after the transaction.
 
         Returns:
             Nothing: there are no files.

@@ -1,16 +1,16 @@
-"""Pages of an SQLite database, as they are recorded and restored.
+"""State in an SQLite database, with SQL in the handler.
+
+The checkpoint is a row of the database. The recovery log holds the database's pages
+(``sqlite_pages``); Gazette's own consumers record SQLite in another way, and cannot play it.
+
+Pages of an SQLite database, as they are recorded and restored.
 
 The log holds neither the database file nor its write-ahead log, but the pages: file ``/pages/N``
-holds 1,024 of them, in order. After a COMMIT, the frames behind the last recorded one are read from
+holds 1,024 of them, in order. After a COMMIT, the frames after the last recorded one are read from
 the write-ahead log, and the newest image of each page is written to its place. A checkpoint of
 SQLite, which copies pages from there to the database file, records nothing.
 
 Format of the write-ahead log: https://www.sqlite.org/fileformat2.html#walformat
-
-State in an SQLite database, with SQL in the handler.
-
-The checkpoint is a row of the database. The recovery log holds the database's pages
-(``sqlite_pages``); Gazette's own consumers record SQLite in another way, and cannot play it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,8 @@ from typing import Any, BinaryIO, ClassVar, TypeAlias
 
 from gazette_sdk.errors import ClosedError, DecodeError, ShardStoreError, UnreadableStateError
 from gazette_sdk.message.checkpoint import Checkpoint
-from gazette_sdk.shard.recovery.fsm import (
-    HOLES_BYTES_MAX,
-    CreateFile,
-    FileChange,
-    RemoveFile,
-    WriteFile,
-)
+from gazette_sdk.shard.recovery.fsm import HOLES_BYTES_MAX
+from gazette_sdk.shard.recovery.hints import CreateFile, FileChange, RemoveFile, WriteFile
 from gazette_sdk.shard.stores.base import UNCOMMITTED_PUTS_MAX, recovered_files, refuse_other_files
 
 PAGE_BYTES = 4096
@@ -162,7 +157,7 @@ class SqlitePages:
                 yield page, image
 
     def _record(self, pages: Mapping[int, bytes]) -> list[FileChange]:
-        """Return pages as changes: new files, runs of pages, and files behind a smaller end."""
+        """Return pages as changes: new files, runs of pages, and files after a smaller end."""
         changes: list[FileChange] = []
         numbered = sorted(pages)
         for extent, of_extent in itertools.groupby(numbered, lambda n: (n - 1) // EXTENT_PAGES):
@@ -422,7 +417,7 @@ class SqliteStore:
         """Store the checkpoint, and commit.
 
         Args:
-            checkpoint: the position behind the transaction.
+            checkpoint: the position after the transaction.
 
         Returns:
             Writes of the pages that changed since the last commit.

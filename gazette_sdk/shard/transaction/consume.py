@@ -1,14 +1,16 @@
-"""Input of a shard: the committed messages of its sources, from a checkpoint on.
-
-Content is fetched ahead on the event loop. A worker thread takes what has arrived, and cuts,
-decodes and sequences it in the same call: one list of messages at a time. Between two lists, and
-within one, :meth:`Input.checkpoint` tells exactly which messages are processed (message section
-13.5, shard section 7).
+"""Consumption of a transaction's messages: its input, and the calls of its hooks.
 
 Consumption with ``def`` hooks, on a worker thread.
 
 The loop of :meth:`Consumer.consume` is the hot path: per message no lock, no ``await``, and no new
 object but the envelope.
+
+Input of a shard: the committed messages of its sources, from a checkpoint on.
+
+Content is fetched ahead on the event loop. A worker thread takes what has arrived, and cuts,
+decodes and sequences it in the same call: one list of messages at a time. Between two lists, and
+within one, :meth:`Input.checkpoint` has exactly which messages are processed (message section
+13.5, shard section 7).
 
 Consumption with ``async def`` hooks, on the event loop.
 """
@@ -29,7 +31,7 @@ from gazette_sdk.message.batch_reader import BatchReader, JournalDecoder, journa
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.delivery import HORIZON_S, RING_BYTES_MAX, ListDelivery
 from gazette_sdk.message.envelope import Envelope
-from gazette_sdk.message.plan import Opened, Plan
+from gazette_sdk.message.fetcher import Opened, Plan
 from gazette_sdk.message.sequencer import RING_SIZE, Sequencer
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.names import validate_journal
@@ -61,7 +63,7 @@ class Input:
         transport: how to reach the journals.
         sources: by journal, the least offset to read. A name may have metadata, which envelopes
             and checkpoints keep.
-        checkpoint: position to go on from; it is not changed.
+        checkpoint: position to continue from; it is not changed.
         message: returns the class of a journal's messages, whose name has the metadata.
         acknowledgements: return acknowledgements of committed messages, too.
         ring_size: number of messages of open transactions that are kept in memory.
@@ -126,7 +128,7 @@ class Input:
 
     @property
     def write_heads(self) -> Mapping[str, int]:
-        """By journal, the write head as the last answer of a broker told it."""
+        """By journal, the last write head that a broker reported."""
         return self._reader.write_heads
 
     @property
@@ -137,7 +139,7 @@ class Input:
     def poll(self) -> list[Envelope[Any]] | None:
         """Return the next messages of what has arrived, without waiting; on any thread.
 
-        The messages of the list before are processed then: another checkpoint is behind them.
+        The messages of the list before are processed then: another checkpoint is after them.
 
         Returns:
             At least one message, all of one journal; None if there are none yet, or no more.
@@ -218,7 +220,7 @@ class PreparedCommit:
     """Transaction that is committed locally, and not yet durable.
 
     Attributes:
-        checkpoint: position behind it, with its acknowledgements.
+        checkpoint: position after it, with its acknowledgements.
         contents: appends to the recovery log, in order.
     """
 
@@ -233,7 +235,7 @@ class Consumer:
         application: the hooks.
         txn: the transaction that they get.
         output: where it publishes.
-        machine: the machine, which is told what was consumed.
+        machine: the machine, which gets what was consumed.
         recorder: recorder of the store's file changes; None without a recovery log.
         bad: records that are left out.
         on_step: called at each step of a commit.
@@ -391,7 +393,7 @@ class Consumer:
             store.validate_state()
 
     def close_transaction(self) -> Checkpoint:
-        """Refuse further messages of the transaction, and return the checkpoint behind it."""
+        """Refuse further messages of the transaction, and return the checkpoint after it."""
         assert self.input is not None, "an input is opened first"
         self.on_step(CommitStep.FINALIZED)
         self.txn.is_open = False

@@ -2,7 +2,7 @@
 
 The transaction is aborted and run again from its checkpoint, in the same process: no change of the
 store and no message of the first run stays. In the second run the bad record is left out, or
-published as a dead letter within the transaction. That transaction ends behind the record, so
+published as a dead letter within the transaction. That transaction ends after the record, so
 that a series of bad records costs one run each.
 
 A store may refuse its state only at the end of a transaction. That transaction is run again with
@@ -39,14 +39,6 @@ from gazette_sdk.shard.application.application import DeadLetters, OnError
 from gazette_sdk.shard.transaction.transaction import BadRecord, Transaction
 from gazette_sdk.user_code import described, encodable, exit_within
 
-__all__ = [
-    "BadRecords",
-    "DeadLetter",
-    "HandlerFailedError",
-    "HookFailedError",
-    "error_of_code",
-]
-
 _log = logging.getLogger(__name__)
 
 _MACHINE_ERRNOS = frozenset(
@@ -78,7 +70,7 @@ class HandlerFailedError(GazetteError):
     """A handler raised for a message.
 
     Remedy: fix the handler; its exception is the cause of this error. ``on_error="skip"`` and
-    ``shard.dead_letters(…)`` let a shard go on without such records.
+    ``shard.dead_letters(…)`` let a shard continue without such records.
 
     Args:
         envelope: envelope of the message.
@@ -103,7 +95,7 @@ class HandlerFailedError(GazetteError):
 def error_of_code(error: BaseException | None) -> BaseException | None:
     """Return the exception whose traceback says where code is to be fixed.
 
-    That is the exception of a handler or a hook, or one that nobody expected. Of other errors the
+    That is the exception of a handler or a hook, or one that no one expected. Of other errors the
     text says everything: None.
     """
     if isinstance(error, HandlerFailedError | HookFailedError):

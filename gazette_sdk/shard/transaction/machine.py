@@ -1,6 +1,4 @@
-"""Steps of a transaction's commit, in their order. Tests stop a process at each of them.
-
-Machine of a shard's transactions: when to consume, to wait and to commit. Pure.
+"""Machine of a shard's transactions: when to consume, to wait and to commit. Pure.
 
 One transaction is open while the one before it, the *prior*, commits and is acknowledged. The
 first condition that holds decides:
@@ -23,6 +21,8 @@ first condition that holds decides:
 Input is waited for only where it would be consumed. A transaction whose time is over, or whose
 input has ended, is CLOSED. The least time of a transaction may exceed its greatest; it then runs
 for the least time (shard section 7).
+
+Steps of a transaction's commit, in their order. Tests stop a process at each of them.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class TransactionMachine:
 
     Args:
         min_s: least duration of a transaction, in seconds.
-        max_s: duration behind which it consumes nothing more, in seconds.
+        max_s: duration after which it consumes nothing more, in seconds.
         waits_for_acks: keep a transaction open while sequences that it read are pending.
         overlaps_commit: consume while the prior transaction commits.
 
@@ -198,7 +198,7 @@ class TransactionMachine:
 
     @property
     def max_at(self) -> float:
-        """Time behind which the current transaction consumes nothing more, in monotonic seconds."""
+        """Time after which the current transaction consumes nothing more, in monotonic seconds."""
         return self.began + self._max_s
 
     def _wait(

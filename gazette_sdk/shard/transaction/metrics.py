@@ -18,8 +18,6 @@ from prometheus_client.samples import Sample
 
 from gazette_sdk.shard.transaction.machine import Current, Prior
 
-__all__ = ["ShardMetrics"]
-
 _TRANSACTIONS = Counter("gazette_shard_transactions", "Completed transactions.", ["shard"])
 _MESSAGES = Counter("gazette_shard_read_messages", "Messages consumed.", ["shard"])
 _BYTES = Counter(
@@ -181,7 +179,7 @@ class ShardMetrics:
         """Count a completed transaction.
 
         Args:
-            offsets: read-through offsets behind it, by journal.
+            offsets: read-through offsets after it, by journal.
             message_count: messages that it consumed.
         """
         self._transactions.inc()

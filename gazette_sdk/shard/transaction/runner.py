@@ -1,14 +1,12 @@
-"""Progress of a shard: what its committed transactions have read and acknowledged.
-
-Runner of the transactions of one shard: the shell of the machine.
+"""Runner of the transactions of one shard: the shell of the machine.
 
 A shard is one serial program. Everything that computes runs in one call at a time: on a worker
 thread, or on the event loop for ``async def`` hooks. The event loop reads, appends and waits. The
 next transaction consumes while the last one commits:
 
 1. The worker consumes, finalizes, and commits to the store's local files.
-2. The event loop queues the append to the recovery log, fenced, behind all outputs, and at once
-   every acknowledgement behind the commit. So an acknowledgement stands in its journal before the
+2. The event loop queues the append to the recovery log, fenced, after all outputs, and at once
+   every acknowledgement after the commit. So an acknowledgement stands in its journal before the
    messages of the next transaction, whenever the commit ends.
 3. When the log's append is acknowledged, the store ends its commit, and the commit's future ends:
    the acknowledgements are sent.
@@ -16,6 +14,8 @@ next transaction consumes while the last one commits:
 
 A failure fails the commit's future. What waits for it is never sent; a successor reads the same
 messages again, or finds the acknowledgements in the checkpoint.
+
+Progress of a shard: what its committed transactions have read and acknowledged.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Progress:
     def publish(
         self, read_through: Mapping[str, int], publish_at: Mapping[str, int] | None = None
     ) -> None:
-        """Publish offsets of completed transactions; none falls behind an earlier one."""
+        """Publish offsets of completed transactions; none falls after an earlier one."""
         _raise_offsets(self.read_through, read_through)
         _raise_offsets(self.publish_at, publish_at or {})
         self._wake()
@@ -185,7 +185,7 @@ class Runner:
         store: its store, opened and not restored.
         recorder: recorder of the store's file changes; None without a recovery log.
         log: its recovery log; None without one.
-        new_input: opens an input behind a checkpoint.
+        new_input: opens an input after a checkpoint.
         output: producer of this primary run. The runner closes it.
         workers: pool of threads; None for the event loop's own.
         min_txn_s: least duration of a transaction, in seconds; None for the application's.
@@ -459,7 +459,7 @@ class Runner:
     # -------------------------------------------------------- failure and abort
 
     async def _abort(self) -> None:
-        """Undo the current transaction, and read on behind the last one."""
+        """Undo the current transaction, and read on after the last one."""
         failure = self.machine.failure
         assert isinstance(failure, HandlerFailedError | UnreadableStateError), "a bad record aborts"
         await self._end_failed(failure)
@@ -493,7 +493,7 @@ class Runner:
     # ------------------------------------------------------------ input, waiting
 
     async def _read_on(self, checkpoint: Checkpoint) -> None:
-        """Open the input behind a checkpoint, in place of another one."""
+        """Open the input after a checkpoint, in place of another one."""
         await self._close_input()
         self._input = self._new_input(checkpoint)
         if self._bad.passes_over:

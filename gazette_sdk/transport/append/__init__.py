@@ -2,11 +2,9 @@
 
 Read in this order:
 
-- `service`: appenders of many journals, which share a lock, a transport and a bound of memory.
-- `appender`: the appender of one journal, which drives its queue.
-- `queue`: what may be sent, and what follows from an answer. Pure.
-- `linger`: the pause before a further append of a journal that is being streamed to. Pure.
-- `pending`: the future of an append.
-- `route`: the way of a journal's appends to its broker.
-- `append`: one append whose content is streamed, and the errors of all appends.
+- ``queue``: Queue of the appends of one journal: what may be sent, and what follows from an
+  answer. Pure.
+- ``append``: One append as one call: its requests, its errors, and attempts until it succeeds.
+- ``appender``: Appender of one journal: sends what its queue holds, in order, until it is
+  acknowledged.
 """

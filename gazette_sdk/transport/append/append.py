@@ -33,21 +33,10 @@ from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import rules as rpc
 from gazette_sdk.protocol.labels import format_selector, pairs_of
-from gazette_sdk.transport import metrics
+from gazette_sdk.transport.append.queue import count_appended
 from gazette_sdk.transport.backoff import Pause, pause_append
 from gazette_sdk.transport.base import CHUNK_BYTES, Transport
 from gazette_sdk.transport.wire import ANYWHERE, AppendItem, Target
-
-__all__ = [
-    "TRANSIENT",
-    "Source",
-    "append",
-    "append_once",
-    "check_opening",
-    "is_terminal",
-    "is_transient",
-    "status_error",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +129,7 @@ async def append_once(
         yield request
         async for chunk in content:
             if chunk:
-                metrics.count_appended(request.journal, len(chunk))
+                count_appended(request.journal, len(chunk))
                 yield chunk
         yield pb.AppendRequest()
 

@@ -49,7 +49,6 @@ from gazette_sdk.errors import ClosedError, DeliveryTimeoutError, GazetteError, 
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.names import strip_meta
-from gazette_sdk.transport import metrics
 from gazette_sdk.transport.append.append import (
     check_opening,
     is_terminal,
@@ -67,6 +66,7 @@ from gazette_sdk.transport.append.queue import (
     QueueEffect,
     QueueState,
     any_ended,
+    count_appended,
 )
 from gazette_sdk.transport.backoff import Pause, pause_append
 from gazette_sdk.transport.base import AppendRoute, Transport, as_error
@@ -141,17 +141,17 @@ class JournalAppender:
         check: pb.LabelSelector | None = None,
         union: pb.LabelSet | None = None,
     ) -> PendingAppend:
-        """Queue an append, behind all before it, whatever these wait for.
+        """Queue an append, after all before it, whatever these wait for.
 
         Args:
-            content: whole frames; without any, the response tells the write head.
-            after: futures that must succeed before it is sent. All behind it waits with it, and
-                if one of them fails, it fails, and all behind it.
+            content: whole frames; without any, the response has the write head.
+            after: futures that must succeed before it is sent. All after it waits with it, and
+                if one of them fails, it fails, and all after it.
             check: selector that the journal's registers must match; a mismatch is terminal.
             union: labels to add to the journal's registers.
 
         Returns:
-            The future of the append, which writes behind it may share. It has failed already if
+            The future of the append, which writes after it may share. It has failed already if
             the journal has failed for good.
 
         Raises:
@@ -185,7 +185,7 @@ class JournalAppender:
             request = None
         for future in after:
             if isinstance(future, PendingAppend):
-                future.call_in()  # nobody else may receive its answer soon
+                future.call_in()  # no one else may receive its answer soon
         with guarded(self._lock):
             self.service.check_open()
             if self.queue.state is QueueState.FAILED:
@@ -243,7 +243,7 @@ class JournalAppender:
         self._settle(settled, outcome)
 
     def _send_queued(self) -> None:
-        """Send what is queued, inline if possible. The lock is held, and nobody else sends."""
+        """Send what is queued, inline if possible. The lock is held, and no one else sends."""
         append = self.queue.next
         if append is None:
             self._sender = Sender.NOBODY
@@ -278,7 +278,7 @@ class JournalAppender:
             self.queue.put_back(append)
             self._prepare_inline(route)
             return False
-        metrics.count_appended(self.journal, append.length_bytes)
+        count_appended(self.journal, append.length_bytes)
         self._inline = InlineAppend(append, call, time.monotonic())
         self._sender = Sender.INLINE
         self.service.watch(self)
@@ -450,7 +450,7 @@ class JournalAppender:
             return False
         if is_begun:
             self._linger.begun(time.monotonic(), append.count)
-            metrics.count_appended(self.journal, append.length_bytes)
+            count_appended(self.journal, append.length_bytes)
             return True
         with guarded(self._lock):
             self.queue.put_back(append)
@@ -602,7 +602,7 @@ class JournalAppender:
         with guarded(self._lock):
             inline = None if self._sender is Sender.RECEIVER else self._inline
             self._route = self._inline = None
-            self._sender = Sender.LOOP  # nobody sends from now on
+            self._sender = Sender.LOOP  # no one sends from now on
             appends = self._fail(error)
         if inline is not None:
             inline.call.give_up("the event loop has ended")
@@ -617,7 +617,7 @@ class JournalAppender:
         """Give up all appends. On the loop."""
         with guarded(self._lock):
             has_receiver = self._sender is Sender.RECEIVER
-            self._sender = Sender.LOOP  # nobody sends from now on
+            self._sender = Sender.LOOP  # no one sends from now on
             inline, self._inline = self._inline, None
             task, timer = self._task, self._timer
         if inline is not None:

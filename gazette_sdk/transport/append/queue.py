@@ -1,8 +1,4 @@
-"""Pause before a further append of a journal that is being streamed to. Pure.
-
-Appends that are not acknowledged yet, and waiting for them.
-
-Queue of the appends of one journal: what may be sent, and what follows from an answer. Pure.
+"""Queue of the appends of one journal: what may be sent, and what follows from an answer. Pure.
 
 Appends are sent in the order in which they were queued, several of them in flight. The first
 failure closes the window: when all in flight have ended, sending starts again from the append
@@ -23,6 +19,10 @@ any        CLOSED                        FAIL                           FAILED
 =========  ============================  =============================  =========
 
 Every other pair is a bug of the caller.
+
+Pause before a further append of a journal that is being streamed to. Pure.
+
+Appends that are not acknowledged yet, and waiting for them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Protocol, TypeAlias
+
+from prometheus_client import Counter
 
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -51,6 +53,10 @@ STREAMING_COUNT_MIN = 16
 
 LARGE_BYTES = 256 << 10
 """An append of this size costs little beside its content: it does not wait for more."""
+
+APPEND_BYTES = Counter(
+    "gazette_append_bytes", "Bytes written to appends; retries count again.", ["journal"]
+)
 
 
 class Linger:
@@ -110,7 +116,7 @@ class Receiver(Protocol):
     """The appender of a pending append, as far as it takes part in waiting."""
 
     def receive(self, append: PendingAppend, timeout_s: float | None) -> None:
-        """Receive the answer of an inline append on the calling thread, if nobody else does."""
+        """Receive the answer of an inline append on the calling thread, if no one else does."""
 
     @property
     def is_receiving_here(self) -> bool:
@@ -135,7 +141,7 @@ class PendingAppend:
     Attributes:
         request: opening request.
         after: futures that must succeed before it is sent.
-        content: frames behind ``parts``, while it takes writes.
+        content: frames after ``parts``, while it takes writes.
         parts: content that is complete.
         length_bytes: length of ``parts`` and ``content``; 0 once it has ended.
         count: number of writes.
@@ -374,10 +380,10 @@ def _resolve(waiter: asyncio.Future[None]) -> None:
 
 
 IN_FLIGHT_MAX = 8
-"""Appends of a journal in flight at once; what queues behind them shares one append."""
+"""Appends of a journal in flight at once; what queues after them shares one append."""
 
 IN_FLIGHT_BYTES_MAX = 16 << 20
-"""Content in flight behind which no further append is sent."""
+"""Content in flight after which no further append is sent."""
 
 
 class DependencyFailedError(GazetteError):
@@ -693,3 +699,13 @@ class AppendQueue:
 
     def __bool__(self) -> bool:
         return bool(self._queued or self.in_flight or self._unsettled)
+
+
+@lru_cache(maxsize=1024)
+def _appended_to(journal: str) -> Counter:
+    return APPEND_BYTES.labels(journal)
+
+
+def count_appended(journal: str, length_bytes: int) -> None:
+    """Count what is written to an append of a journal."""
+    _appended_to(journal).inc(length_bytes)

@@ -2,17 +2,10 @@
 
 Read in this order:
 
-- `transport`: `StreamTransport`, and each call of the journal service as frames.
-- `choice`: `ChosenTransport`, and the choice between this wire and gRPC, for each broker.
-- `call`: the head and the end of a call.
-- `pipeline`: appends on one connection, several in flight.
-- `pools`: a pool of connections for each event loop; `pool`: the connections to each broker, and
-  the choice among them for a call.
-- `dialing`: opening of connections, asyncio and blocking.
-- `connection`: one connection, over the pure machine of `protocol.stream_calls`; `open_call`: one
-  call on it.
-- `blocking`: appends from plain code, on the caller's thread; `blocking_connection` and
-  `blocking_call` are to it what `connection` and `open_call` are to the others.
+- ``connection``: One connection of the stream transport, at the client.
+- ``blocking``: Appends over the stream transport from plain code, on the caller's own thread.
+- ``pool``: Connections to each broker, on one event loop, and the choice among them for a call.
+- ``wire``: Wire of the stream transport, and the choice between it and gRPC for each broker.
 """
 
 from __future__ import annotations

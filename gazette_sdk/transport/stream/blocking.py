@@ -1,7 +1,15 @@
-"""One connection of the stream transport for plain code, and the append on it.
+"""Appends over the stream transport from plain code, on the caller's own thread.
+
+A hop to the event loop's thread and back costs several times as much as the append itself. So there
+are connections for plain code: one send and one read for an append. Any thread may make one. It has
+a connection to itself meanwhile, and idle connections are kept.
+
+An append that may have been sent is never repeated here.
+
+One connection of the stream transport for plain code, and the append on it.
 
 A connection is a socket that blocks its caller. It has the same pure machines as
-:class:`~gazette_sdk.transport.stream.connection.Connection`. It belongs to one thread at a
+:class:`~gazette_sdk.transport.wires.stream.connection.Connection`. It belongs to one thread at a
 time, and carries one call at a time. Nothing reads it between calls: what the server sent meanwhile
 is read when it is taken again.
 
@@ -10,14 +18,6 @@ Opening of connections: their rules, and the asyncio and the blocking way to the
 A server that speaks the stream transport says HELLO as soon as it has seen the preface. One that
 does not speak it closes the connection, answers in another protocol (HTTP, mostly), or waits for
 what it would understand.
-
-Appends over the stream transport from plain code, on the caller's own thread.
-
-A hop to the event loop's thread and back costs several times as much as the append itself. So there
-are connections for plain code: one send and one read for an append. Any thread may make one. It has
-a connection to itself meanwhile, and idle connections are kept.
-
-An append that may have been sent is never repeated here.
 """
 
 from __future__ import annotations
@@ -385,7 +385,7 @@ class StreamBlockingCall(Call, BlockingCall):
             if connection.status is None:
                 self._fail(Ended.LOST, f"the server broke the rules of the wire: {error}")
                 return True
-            # It did so behind the answer, which is good; the connection takes no call any more.
+            # It did so after the answer, which is good; the connection takes no call any more.
         except OSError as error:
             self._fail(Ended.LOST, str(error))
             return True

@@ -1,8 +1,4 @@
-"""Parts of a call that the asyncio and the blocking connection share: its head, and its end.
-
-One call on a connection of the stream transport, as its caller uses it.
-
-One connection of the stream transport, at the client.
+"""One connection of the stream transport, at the client.
 
 An asyncio protocol over the pure machine ``ClientCalls``. It turns received bytes into items of
 calls, and holds the bounds of time and memory. Every call is an :class:`OpenCall`. There is no task
@@ -10,6 +6,10 @@ per connection, call or message.
 
 Back-pressure: reading stops while a call holds too many items that its caller has not taken. A
 caller that sends much awaits :meth:`Connection.drained` between items.
+
+Parts of a call that the asyncio and the blocking connection share: its head, and its end.
+
+One call on a connection of the stream transport, as its caller uses it.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ HELD_BYTES_MAX = 1 << 20
 """More bytes than this that a caller has not taken yet stop the reading."""
 
 HELD_BYTES_LOW = HELD_BYTES_MAX // 4
-"""Reading goes on when no more than this is left."""
+"""Reading continues when no more than this is left."""
 
 
 class OpenCall(Call):

@@ -3,7 +3,7 @@
 A connection carries calls one after the other, and answers in their order. A call that may last (a
 read, a watch, an append whose content is still to come) gets a connection of its own. A short one
 goes to an idle connection, else to a further one. Once there are :data:`SHARED_MAX`, short calls
-queue behind each other, though not behind one that is not answered (:data:`SLOW_S`). What is idle
+queue after each other, though not after one that is not answered (:data:`SLOW_S`). What is idle
 for a while is closed.
 
 Pools of connections of one transport: one for each event loop that uses it.
@@ -24,7 +24,7 @@ from gazette_sdk.transport.stream.connection import Connection
 from gazette_sdk.transport.wire import SERVICE, Action, Health, Peer, WireOptions, action_for, where
 
 SHARED_MAX = 8
-"""Connections to one broker for short calls; more calls than that at once queue behind others."""
+"""Connections to one broker for short calls; more calls than that at once queue after others."""
 
 SLOW_S = 0.05
 """A connection which has open calls and received nothing for so long gets no further call, where

@@ -1,13 +1,4 @@
-"""Appends on one connection of the stream transport, several in flight.
-
-Each append that is begun while another is in flight asks to run only after the success of the call
-before it on the connection. That call is the append begun before: nobody else uses the connection
-meanwhile. A pipeline on a shared connection has one append in flight and asks for nothing.
-
-Journals over the stream transport: each call of the journal service as frames.
-
-Content never goes through protobuf. A small append is one write and one read. Calls that stream
-their requests have a task which sends them.
+"""Wire of the stream transport, and the choice between it and gRPC for each broker.
 
 Choice of the wire for each broker.
 
@@ -15,6 +6,17 @@ The stream transport is tried first: a server that speaks it says so within a ro
 closes, answers HTTP or says nothing within a second gets gRPC. That is remembered for ten minutes,
 or until a connection to it fails: the server that comes back may speak the stream transport. One
 that has spoken the stream transport and says nothing now is frozen, and unavailable.
+
+Appends on one connection of the stream transport, several in flight.
+
+Each append that is begun while another is in flight asks to run only after the success of the call
+before it on the connection. That call is the append begun before: no one else uses the connection
+meanwhile. A pipeline on a shared connection has one append in flight and asks for nothing.
+
+Journals over the stream transport: each call of the journal service as frames.
+
+Content never goes through protobuf. A small append is one write and one read. Calls that stream
+their requests have a task which sends them.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from gazette_sdk.protocol import names as urls
 from gazette_sdk.protocol.rules import CODE_NAMES
 from gazette_sdk.protocol.stream_calls import PIPELINE_MAX
 from gazette_sdk.protocol.stream_frames import CONTENT_BYTES_MAX, Kind
-from gazette_sdk.transport.broker import CHUNK_BYTES_KEY, ROLLBACK_TIMEOUT_S, RoutedTransport
+from gazette_sdk.transport.router import CHUNK_BYTES_KEY, ROLLBACK_TIMEOUT_S, RoutedTransport
 from gazette_sdk.transport.stream.blocking import BlockingClient, NotStreamError, TlsContext
 from gazette_sdk.transport.stream.connection import (
     Connection,

@@ -7,7 +7,7 @@ import pytest
 
 from gazette_sdk import Reader, connect
 from gazette_sdk.errors import FragmentStoreUnhealthyError, StoreError
-from gazette_sdk.message.reader import fetcher
+from gazette_sdk.message import fetcher
 from integration.failures.journals import (
     Writer,
     append,

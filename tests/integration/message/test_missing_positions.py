@@ -10,8 +10,8 @@ import pytest
 
 from gazette_sdk import Publisher, Reader, connect, mapping
 from gazette_sdk.errors import CheckpointMismatchError, OffsetNotYetAvailableError, SuspendedError
+from gazette_sdk.message import fetcher as positions
 from gazette_sdk.message.checkpoint import Checkpoint
-from gazette_sdk.message.reader import positions
 from gazette_sdk.protocol import broker_pb2 as pb
 from integration.failures.journals import append
 from integration.message.topics import JSON, Topic, delete

@@ -42,11 +42,11 @@ _PROGRAM = """
     import gc, os, sys, threading, time
     from gazette_sdk import Publisher, mapping
     from gazette_sdk.errors import ClosedError
-    from gazette_sdk.transport.append import appender, service
+    from gazette_sdk.transport.append import appender
     from gazette_sdk.transport.append.appender import Sender
     journal, ending = sys.argv[1:]
     appender.PREPARE_S = 0.02
-    service.SWEEP_S = 600.0  # the event loop receives no inline answer by itself
+    appender.SWEEP_S = 600.0  # the event loop receives no inline answer by itself
     publisher = Publisher(mapping.direct(journal))
     deadline = time.monotonic() + 30
     count = 0

@@ -23,8 +23,8 @@ from gazette_sdk.protocol import broker_pb2
 from gazette_sdk.protocol import recoverylog_pb2 as pb
 from gazette_sdk.protocol.labels import pairs_of
 from gazette_sdk.shard.recovery import player as playback
-from gazette_sdk.shard.recovery.fsm import (
-    FSM,
+from gazette_sdk.shard.recovery.fsm import FSM
+from gazette_sdk.shard.recovery.hints import (
     CreateFile,
     FileChange,
     RemoveFile,

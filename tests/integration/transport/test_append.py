@@ -11,7 +11,7 @@ import pytest
 
 from gazette_sdk import errors
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport import metrics
+from gazette_sdk.transport.append import queue
 from gazette_sdk.transport.append.append import append, append_once
 from gazette_sdk.transport.base import CHUNK_BYTES
 from gazette_sdk.transport.grpc import GrpcTransport
@@ -205,7 +205,7 @@ async def test_sources_of_every_kind_are_one_append(wire):
         yield b"d"
 
     async with served(wire, append_ok()) as (broker, transport):
-        before = metrics.APPEND_BYTES.labels("a/journal")._value.get()
+        before = queue.APPEND_BYTES.labels("a/journal")._value.get()
         large = b"x" * (CHUNK_BYTES + 1)
         await append(transport, REQUEST, [b"a", io.BytesIO(b"b"), iterate, large])
         contents = [request.content for request in broker.received[1:]]
@@ -213,7 +213,7 @@ async def test_sources_of_every_kind_are_one_append(wire):
         assert contents[-1] == b""
         assert b"" not in contents[:-1]
         assert max(map(len, contents)) == CHUNK_BYTES
-        assert metrics.APPEND_BYTES.labels("a/journal")._value.get() - before == 4 + len(large)
+        assert queue.APPEND_BYTES.labels("a/journal")._value.get() - before == 4 + len(large)
 
 
 @in_loop

@@ -11,7 +11,7 @@ import pytest
 from gazette_sdk import errors
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path
-from gazette_sdk.transport import metrics
+from gazette_sdk.transport import journal_reader
 from gazette_sdk.transport.journal_reader import (
     ByteReader,
     OffsetJumpError,
@@ -288,11 +288,11 @@ async def test_bytes_are_counted(wire):
     def values():
         names = ("a/journal", "GZIP")
         return [
-            metrics.READ_BYTES.labels("a/journal")._value.get(),
-            metrics.FRAGMENT_OPEN.labels(*names)._value.get(),
-            metrics.FRAGMENT_OPEN_BYTES.labels(*names)._value.get(),
-            metrics.READ_FRAGMENT_BYTES.labels(*names)._value.get(),
-            metrics.DISCARD_FRAGMENT_BYTES.labels(*names)._value.get(),
+            journal_reader.READ_BYTES.labels("a/journal")._value.get(),
+            journal_reader.FRAGMENT_OPEN.labels(*names)._value.get(),
+            journal_reader.FRAGMENT_OPEN_BYTES.labels(*names)._value.get(),
+            journal_reader.READ_FRAGMENT_BYTES.labels(*names)._value.get(),
+            journal_reader.DISCARD_FRAGMENT_BYTES.labels(*names)._value.get(),
         ]
 
     before = values()

@@ -13,7 +13,7 @@ from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import connect
 from gazette_sdk.transport.loop import run
-from gazette_sdk.transport.stream import choice
+from gazette_sdk.transport.stream import wire as choice
 from gazette_sdk.transport.stream.wire import REMEMBERED_S, ChosenTransport, StreamTransport
 from gazette_sdk.transport.wire import SERVICE, Target
 from support.scripted_broker import (

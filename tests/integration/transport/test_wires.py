@@ -20,7 +20,7 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, Capability
-from gazette_sdk.transport.broker import CHUNK_BYTES_KEY
+from gazette_sdk.transport.router import CHUNK_BYTES_KEY
 from gazette_sdk.transport.wire import Target
 from support.scripted_broker import (
     RefusalError,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gazette_sdk.errors import DecodeError
 from gazette_sdk.framing import Csv, FixedProtobuf, JsonLines
 from gazette_sdk.message.columns.decoders import column_decoder
-from gazette_sdk.message.plan import Opened
+from gazette_sdk.message.fetcher import Opened
 from support.protobuf_messages import Gram
 
 STAMP = uuid.UUID("1de6d13a-e5a8-11f1-a8ee-02fc00000001")

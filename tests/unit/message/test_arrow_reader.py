@@ -304,7 +304,7 @@ def test_what_arrow_cannot_do_is_told():
 
 
 def test_without_pyarrow_the_extra_is_named(monkeypatch):
-    monkeypatch.delattr(columns, "record_batches", raising=False)
+    monkeypatch.delattr(columns, "batches", raising=False)
     monkeypatch.setitem(sys.modules, "gazette_sdk.message.columns.batches", None)
     with pytest.raises(ConfigurationError, match=r"gazette-sdk\[arrow\]"):
         Reader(dict, name="a/journal", transport=MemoryTransport()).arrow(N)

@@ -9,11 +9,11 @@ import pytest
 from gazette_sdk import Reader
 from gazette_sdk.errors import ClosedError, GazetteError
 from gazette_sdk.framing import framing_for
+from gazette_sdk.message import batch_reader, delivery, fetcher
 from gazette_sdk.message.batch_reader import BatchReader, JournalDecoder
 from gazette_sdk.message.delivery import CommittedDelivery
+from gazette_sdk.message.fetcher import Opened, plan_of
 from gazette_sdk.message.kinds import kind_of
-from gazette_sdk.message.plan import Opened, plan_of
-from gazette_sdk.message.reader import batch_reader, delivery, fetcher
 from gazette_sdk.message.sequencer import Sequencer
 from gazette_sdk.message.uuid import clock_of_unix_ns
 from support.memory_transport import MemoryTransport

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from gazette_sdk.message.plan import Content, ContentQueue, Finished, Jumped
+from gazette_sdk.message.fetcher import Content, ContentQueue, Finished, Jumped
 from gazette_sdk.transport.loop import run, sdk_loop
 
 WAIT_S = 10.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gazette_sdk.errors import ValidationError
-from gazette_sdk.message.outbox import AckIntents
+from gazette_sdk.message.sender import AckIntents
 from gazette_sdk.protocol import consumer_pb2
 
 

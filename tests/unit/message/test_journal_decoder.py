@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from gazette_sdk.errors import DecodeError, DesyncError, OversizedFrameError, TornFrameError
 from gazette_sdk.framing import FixedProtobuf, JsonLines
+from gazette_sdk.message import batch_reader
 from gazette_sdk.message.batch_reader import JournalDecoder
 from gazette_sdk.message.kinds import kind_of
-from gazette_sdk.message.reader import journal_decoder
 from gazette_sdk.message.uuid import ACK_TXN, CONTINUE_TXN, Stamp, build_uuid
 from support.protobuf_messages import Gram
 
@@ -227,7 +227,7 @@ def test_few_messages_are_decoded_as_many_are(message_type, lines, offset):
         following = decoder(JsonLines(), offset, message_type, sequenced=True)
         content = b"".join(line + b"\n" for line in lines)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(journal_decoder, "_SHORT_MAX", short_max)
+            patch.setattr(batch_reader, "_SHORT_MAX", short_max)
             while True:
                 run, error = following.feed(content)
                 assert len(run) == len(run.items)

@@ -10,7 +10,7 @@ import pytest
 from gazette_sdk import Publisher, mapping
 from gazette_sdk.errors import ClosedError
 from gazette_sdk.message.kinds.json import DictKind
-from gazette_sdk.message.outbox import Outbox
+from gazette_sdk.message.sender import Outbox
 from gazette_sdk.transport.append.appender import JournalAppender
 from support.published import WAIT_S, begun, lines
 

@@ -19,7 +19,7 @@ from gazette_sdk.errors import (
     FramingError,
     TornFrameError,
 )
-from gazette_sdk.message.reader import fetcher
+from gazette_sdk.message import fetcher
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.loop import run
 from support.log_records import on_record

@@ -15,9 +15,10 @@ from prometheus_client import REGISTRY
 
 from gazette_sdk import Reader
 from gazette_sdk.errors import ClosedError, ConfigurationError
+from gazette_sdk.message import delivery, fetcher
+from gazette_sdk.message import fetcher as content_queue
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.fetcher import Fetcher
-from gazette_sdk.message.reader import content_queue, delivery, fetcher
 from gazette_sdk.message.uuid import ACK_TXN
 from support.readers import interruptible
 from support.written_messages import TICK, History, crafted, served

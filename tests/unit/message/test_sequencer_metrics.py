@@ -6,9 +6,9 @@ import logging
 
 from prometheus_client import REGISTRY
 
+from gazette_sdk.message import checkpoint as sequencer_metrics
 from gazette_sdk.message.checkpoint import RareLog
 from gazette_sdk.message.sequencer import Outcome, Sequencer
-from gazette_sdk.message.sequencer import metrics as sequencer_metrics
 from support.sequencing import (
     UNKNOWN,
     A,

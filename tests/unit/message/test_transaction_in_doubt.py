@@ -11,7 +11,7 @@ from gazette_sdk.errors import (
     NotAllowedError,
     ValidationError,
 )
-from gazette_sdk.message.outbox import AckIntents
+from gazette_sdk.message.sender import AckIntents
 from gazette_sdk.message.transaction import TransactionInDoubtError
 from gazette_sdk.message.uuid import CONTINUE_TXN
 from gazette_sdk.protocol import broker_pb2 as pb

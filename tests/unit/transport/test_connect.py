@@ -9,9 +9,9 @@ import pytest
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.transport import Transport, connect
-from gazette_sdk.transport.broker import RoutedTransport
 from gazette_sdk.transport.fragment_store import FragmentStoreTransport
 from gazette_sdk.transport.grpc import GrpcTransport
+from gazette_sdk.transport.router import RoutedTransport
 from gazette_sdk.transport.stream.wire import ChosenTransport
 from gazette_sdk.transport.wire import Tls
 

@@ -21,8 +21,6 @@ from gazette_sdk.transport import loop as sdk_loop
 from gazette_spark import transactions as logs
 from gazette_spark.pipelines.lake import Lake
 
-__all__ = ["BackfilledFiles", "backfill"]
-
 READ_OPTIONS = {"mode": "FAILFAST", "mergeSchema": "true"}
 """A row that cannot be read is an error, and columns that only some files have are read."""
 

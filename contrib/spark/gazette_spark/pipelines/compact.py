@@ -20,8 +20,6 @@ from pyspark.sql import SparkSession
 
 from gazette_spark.pipelines.lake import BatchDirectory, Lake
 
-__all__ = ["CompactedHour", "compact"]
-
 PLANS = "_compaction"
 
 FILE_BYTES = 128 << 20

@@ -17,8 +17,6 @@ from pyspark.sql.types import StructType
 
 from gazette_sdk.errors import ConfigurationError
 
-__all__ = ["ExportedBatch", "export"]
-
 CHECKPOINT = "_checkpoint"
 
 DIRECTORIES = ("date", "hour", "batch")

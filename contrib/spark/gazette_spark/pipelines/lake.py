@@ -14,8 +14,6 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-__all__ = ["BatchDirectory", "Lake"]
-
 _BATCH = re.compile(r"batch=(\d+)(?:-(\d+))?")
 
 

@@ -12,8 +12,6 @@ from pyspark.sql import functions as F  # noqa: N812 - as everywhere in PySpark
 from gazette_sdk.errors import ConfigurationError
 from gazette_spark.write_options import METADATA_COLUMNS
 
-__all__ = ["Reconciliation", "reconcile"]
-
 SAMPLES = 20
 
 _PLACES = frozenset({"_end", "_flags"})

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everywhere in PySpark
 
-__all__ = ["word_count"]
-
 WORD = r"[a-z]+"
 """Words of a lower-case text."""
 

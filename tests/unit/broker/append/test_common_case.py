@@ -341,8 +341,8 @@ def test_appends_are_started_behind_others_of_the_same_pipeline_only(tmp_path):
         request = pb.AppendRequest(journal=JOURNAL)
         first = append_now(world.shared, request, b"1", CLAIMS)
         assert first is not None
-        assert append_now(world.shared, request, b"2", CLAIMS, behind=object()) is None
-        second = append_now(world.shared, request, b"2", CLAIMS, behind=first.pipeline)
+        assert append_now(world.shared, request, b"2", CLAIMS, earlier=object()) is None
+        second = append_now(world.shared, request, b"2", CLAIMS, earlier=first.pipeline)
         assert second is not None
         world.peers.fails = True
         for started in (first, second):

@@ -456,7 +456,7 @@ TMPFS_PROGRAM = """
 import asyncio, sys
 sys.path.insert(0, "tests")
 from pathlib import Path
-from gazette_sdk.broker.spool import commit_log as commit_log_module
+from gazette_sdk.broker.spool import files as commit_log_module
 from gazette_sdk.broker.spool import spool as spool_module
 from gazette_sdk.broker.spool.spool import SpoolDiskError
 from gazette_sdk.broker.spool.directory import SpoolDirectory

@@ -6,8 +6,8 @@ import pytest
 
 from gazette_sdk.errors import EtcdError
 from gazette_sdk.protocol import recoverylog_pb2 as pb
-from gazette_sdk.shard.consumer import hints as hints_writer
-from gazette_sdk.shard.consumer.hints import HintsWriter
+from gazette_sdk.shard.consumer import shard as hints_writer
+from gazette_sdk.shard.consumer.shard import HintsWriter
 from gazette_sdk.shard.recovery.recorder import HINTS_GROWTH_BYTES, HINTS_PAUSE_S
 from support.etcd import run
 

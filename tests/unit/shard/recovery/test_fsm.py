@@ -9,7 +9,8 @@ import pytest
 
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol import recoverylog_pb2 as pb
-from gazette_sdk.shard.recovery.fsm import FSM, Outcome, flatten
+from gazette_sdk.shard.recovery.fsm import FSM, Outcome
+from gazette_sdk.shard.recovery.hints import flatten
 from support.recovery_logs import NAMES, content, hints, operations, recording, segment
 from support.vectors import group
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol import recoverylog_pb2 as pb
-from gazette_sdk.shard.recovery.fsm import choose, from_bytes, rotate, to_json, validate
+from gazette_sdk.shard.recovery.hints import choose, from_bytes, rotate, to_json, validate
 from support.recovery_logs import NAMES, hints, recording
 from support.vectors import group
 

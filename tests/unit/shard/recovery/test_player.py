@@ -12,9 +12,8 @@ import pytest
 
 from gazette_sdk.errors import DecodeError, GazetteError, RecoveryError, ValidationError
 from gazette_sdk.protocol import recoverylog_pb2 as pb
-from gazette_sdk.shard.recovery.fsm import (
-    FILE_HOLES_BYTES_MAX,
-    FSM,
+from gazette_sdk.shard.recovery.fsm import FILE_HOLES_BYTES_MAX, FSM
+from gazette_sdk.shard.recovery.hints import (
     CreateFile,
     FileChange,
     RemoveFile,

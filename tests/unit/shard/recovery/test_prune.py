@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gazette_sdk.protocol import recoverylog_pb2 as pb
-from gazette_sdk.shard.recovery.fsm import Segment
+from gazette_sdk.shard.recovery.hints import Segment
 from gazette_sdk.shard.recovery.prune import PrunePlan, ShardHints, overlaps
 from support.recovery_logs import hints, segment
 from support.vectors import group

@@ -8,8 +8,8 @@ import pytest
 
 from gazette_sdk.errors import FencedError, GazetteError
 from gazette_sdk.protocol import recoverylog_pb2 as pb
-from gazette_sdk.shard.recovery.fsm import (
-    FSM,
+from gazette_sdk.shard.recovery.fsm import FSM
+from gazette_sdk.shard.recovery.hints import (
     CreateFile,
     FileChange,
     RemoveFile,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gazette_sdk.shard.recovery.fsm import LiveNode, Segment
+from gazette_sdk.shard.recovery.fsm import LiveNode
+from gazette_sdk.shard.recovery.hints import Segment
 from gazette_sdk.shard.recovery.recorder import HintsSchedule, LogUsage
 
 MIB = 1 << 20

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gazette_sdk.protocol import recoverylog_pb2 as pb
-from gazette_sdk.shard.recovery.fsm import (
-    FSM,
+from gazette_sdk.shard.recovery.fsm import FSM
+from gazette_sdk.shard.recovery.hints import (
     CreateFile,
     FileChange,
     RemoveFile,

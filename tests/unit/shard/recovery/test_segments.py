@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gazette_sdk.errors import ValidationError
-from gazette_sdk.shard.recovery.fsm import Segment, SegmentSet, merge
+from gazette_sdk.shard.recovery.hints import Segment, SegmentSet, merge
 from support.recovery_logs import segment
 from support.vectors import group
 

@@ -8,7 +8,7 @@ import pytest
 
 from gazette_sdk.errors import ClosedError, ShardStoreError
 from gazette_sdk.message.checkpoint import Checkpoint, ProducerState
-from gazette_sdk.shard.recovery.fsm import CreateFile, RenameFile, WriteFile
+from gazette_sdk.shard.recovery.hints import CreateFile, RenameFile, WriteFile
 from gazette_sdk.shard.stores.json_store import JsonStore
 from gazette_sdk.testing import store_contract
 from support import vectors

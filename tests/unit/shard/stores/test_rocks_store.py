@@ -8,7 +8,7 @@ import pytest
 from gazette_sdk.errors import ClosedError, ConfigurationError, DecodeError, ShardStoreError
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.shard.recovery.fsm import RemoveFile
+from gazette_sdk.shard.recovery.hints import RemoveFile
 from gazette_sdk.shard.stores import codec, rocks_store
 from gazette_sdk.shard.stores.rocks_store import RocksStore
 from gazette_sdk.testing import store_contract

@@ -8,7 +8,7 @@ import pytest
 
 from gazette_sdk.errors import ClosedError, ShardStoreError
 from gazette_sdk.message.checkpoint import Checkpoint
-from gazette_sdk.shard.recovery.fsm import RemoveFile, WriteFile
+from gazette_sdk.shard.recovery.hints import RemoveFile, WriteFile
 from gazette_sdk.shard.stores import sqlite_store
 from gazette_sdk.shard.stores import sqlite_store as sqlite_pages
 from gazette_sdk.shard.stores.sqlite_store import SqliteStore

@@ -20,8 +20,8 @@ from gazette_sdk.errors import (
     UnavailableError,
 )
 from gazette_sdk.framing import Framing
+from gazette_sdk.message import delivery
 from gazette_sdk.message.checkpoint import Checkpoint
-from gazette_sdk.message.reader import delivery
 from gazette_sdk.message.uuid import ACK_TXN
 from gazette_sdk.shard.transaction.consume import Input
 from gazette_sdk.transport.loop import run

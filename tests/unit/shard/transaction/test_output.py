@@ -23,7 +23,7 @@ from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.uuid import ACK_TXN, CONTINUE_TXN
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.shard.transaction.consume import Input
-from gazette_sdk.shard.transaction.output import Output
+from gazette_sdk.shard.transaction.transaction import Output
 from gazette_sdk.transport.append.queue import DependencyFailedError
 from gazette_sdk.transport.loop import run
 from support.memory_transport import MemoryTransport
