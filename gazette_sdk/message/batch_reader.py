@@ -662,6 +662,16 @@ class BatchReader(Generic[T]):
                 "the reader belongs to the process that was forked; make another one in the child,"
                 f" {self._delivery.advice}"
             )
+        # Another thread may begin, too, or be at the end and about to forget its fetcher.
+        if not self.lock.acquire(blocking=blocks):
+            raise _in_use()
+        try:
+            return self._begun(blocks=blocks)
+        finally:
+            self.lock.release()
+
+    def _begun(self, *, blocks: bool) -> Fetcher:
+        """Return the fetcher; make it if there is none. The caller holds the lock."""
         fetcher = self._fetcher
         if fetcher is None:
             transport = connect() if self._transport is None else self._transport
