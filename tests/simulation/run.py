@@ -5,9 +5,9 @@
     PYTHONPATH=tests python -m simulation.run [--jobs N] [--strict] [--plant NAME] 1-10000
     PYTHONPATH=tests python -m simulation.run [--plant NAME] 4711
 
-A range of seeds prints the violations with their seeds, and the rate. One seed prints the log of
-its run. The exit status is 1 if a promise was broken. Each seed runs in a process of its own, which
-ends without any clean-up: what a killed broker leaves must never run.
+Several seeds, or a range, print the violations with their seeds, and the rate. One seed prints the
+log of its run. The exit status is 1 if a promise was broken. Each seed runs in a process of its
+own, which ends without any clean-up: what a killed broker leaves must never run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -48,17 +48,16 @@ class _Child:
 def main() -> int:
     """Run the program. Return its exit status."""
     arguments = _arguments()
-    first, _, last = arguments.seeds.partition("-")
+    seeds = [seed for text in arguments.seeds for seed in _seeds(text)]
     left_out = {Promise[name.upper()] for name in arguments.without}
     if arguments.only:
         left_out |= set(Promise) - {Promise[name.upper()] for name in arguments.only}
-    if not last:
-        (_, outcome), *_ = _outcomes(range(int(first), int(first) + 1), arguments, left_out)
+    if len(seeds) == 1:
+        (_, outcome), *_ = _outcomes(seeds, arguments, left_out)
         print("\n".join(outcome.log))
         for violation in outcome.violations:
             print(f"VIOLATION {violation}")
         return int(bool(outcome.violations))
-    seeds = range(int(first), int(last) + 1)
     began = time.monotonic()
     broken: Counter[str] = Counter()
     count, failed, acknowledged, virtual_s = 0, 0, 0, 0.0
@@ -87,7 +86,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="simulation.run", description="Runs simulated clusters.")
-    parser.add_argument("seeds", help="a seed, or a range FIRST-LAST")
+    parser.add_argument("seeds", nargs="+", help="seeds, or ranges FIRST-LAST")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--plant", default="", choices=["", *PLANTS], help="bug to plant")
     parser.add_argument(
@@ -109,11 +108,17 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _seeds(text: str) -> range:
+    """Return the seeds of a seed or of a range."""
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
 # ---------------------------------------------------------------------- processes
 
 
 def _outcomes(
-    seeds: range, arguments: argparse.Namespace, left_out: AbstractSet[Promise]
+    seeds: Sequence[int], arguments: argparse.Namespace, left_out: AbstractSet[Promise]
 ) -> Iterator[tuple[int, Outcome]]:
     """Yield the outcomes of seeds, in the order in which their runs end."""
     gc.collect()
