@@ -190,6 +190,8 @@ def test_a_mirror_does_not_go_on_over_an_etcd_that_went_back(restorable):
             mirror = KeySpace("/root", lambda kv: Entry.of(kv, kv.value))
             await mirror.load(client, last)
             watch = asyncio.create_task(mirror.watch(client))
+            later = await client.put(b"/root/three", b"3")
+            await mirror.wait_for_revision(later)  # the mirror has its watch
             await restorable.restore()
             with pytest.raises(EtcdError, match="restored from an older backup"):
                 async with asyncio.timeout(LIMIT_S):
