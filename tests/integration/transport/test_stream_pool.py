@@ -159,7 +159,7 @@ async def test_closing_the_transport_ends_calls_and_dials_under_way():
 _FORK = """
 import asyncio, os, sys
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.stream import StreamTransport
+from gazette_sdk.transport.stream.wire import StreamTransport
 
 transport = StreamTransport(sys.argv[1])
 loop = asyncio.new_event_loop()
