@@ -1,6 +1,6 @@
 """Departure of the last broker: what it led is stored, and continues without it.
 
-A journal waits for the members of its last route (`recovery.last_routes`). If the last broker
+A journal waits for the members of its last route (`recovery.routes`). If the last broker
 leaves, and all content of a journal that it led is stored and listed, it withdraws the route: the
 next broker that comes continues after the stored content. The withdrawn route has the offset where
 that ends, because a store may show the next broker an older listing.

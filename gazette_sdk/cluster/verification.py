@@ -1,16 +1,10 @@
 """Verification of members that may be dead, brokers and consumers: a dead one loses its lease.
 
-- `decision`: the verification of a suspect, as a pure table
-- `probe`: dials of a member's endpoint
-- `challenges`: challenges in Etcd, which every living member answers
-- `neighbours`: connections between members, whose end is evidence
-- `verifier`: the driver: from evidence to the revocation of a dead member's lease
-
 Verification of a member that may be dead, as a table.
 
-The driver (`verifier`) performs the action of the current state, and reports the result as one
-:class:`Input`. A member is deposed only if its endpoint refuses every dial, or closes it before the
-first byte of an answer, *and* it leaves a challenge in Etcd unanswered. One that others or Etcd
+The driver (:class:`Verifier`) performs the action of the current state, and reports the result as
+one :class:`Input`. A member is deposed only if its endpoint refuses every dial, or closes it before
+the first byte of an answer, *and* it leaves a challenge in Etcd unanswered. One that others or Etcd
 still hear answers the challenge, or others do so in its place: so a cut link never deposes it, also
 one that refuses.
 
@@ -35,7 +29,7 @@ other lives, a death is noticed; if they die together, the ring closes over them
 The driver of verifications: from evidence that a member died to the revocation of its lease.
 
 Evidence is a stream or a link that broke, or a call that could not be carried. It only begins a
-verification, which the table of `decision` defines: evidence of a member that lives costs it a few
+verification, which the table defines: evidence of a member that lives costs it a few
 connections.
 """
 

@@ -449,7 +449,7 @@ class Listener:
         return port
 
     def bind_unix(self, path: Path) -> None:
-        """Bind a Unix socket; one left after by a process that is gone is replaced.
+        """Bind a Unix socket; the socket of a process that is gone is replaced.
 
         Raises:
             ConfigurationError: another process serves on it, or it cannot be made.

@@ -19,7 +19,7 @@ the loop also notices when there is room again.
 One connection of the stream transport, at the server.
 
 The loop's callback decodes the received bytes (`FrameBuffer`), applies the frames to the state of
-the calls (`ServerCalls`), and queues new calls for `stream_serving`. Reading stops while more than
+the calls (`ServerCalls`), and queues new calls for `StreamServing`. Reading stops while more than
 2 MiB wait to be taken, or while the greatest number of calls is open.
 
 A connection must earn its memory and its place. Until one of its calls had a good token, it may

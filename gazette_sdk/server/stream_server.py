@@ -3,11 +3,6 @@
 The public port hands connections over that begin with the transport's preface. Each of them is a
 :class:`~gazette_sdk.server.stream.StreamConnection`. The server has what they share:
 the methods, the bound of their number, the timer that finds silent clients, and the stop.
-
-- `stream_connection`: one connection: its frames, and its limits.
-- `stream_serving`: the calls of a connection, in their order, and one call as its method sees it.
-- `stream_method`: a method, with the functions that serve it.
-- `stream_output`: the writing side of a connection.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ Read in this order:
 - ``wire``: Wires: carriers of calls to brokers.
 - ``base``: The one interface through which the SDK reaches journals.
 - ``append``: Appends of the client.
-- ``journal_reader``: Reads of journals.
+- ``journal_reader``: Reads of journals: one Read, reads without end, and metadata without
+  content.
 - ``listing``: Listings, watches and changes of journals; their fragments; the health of stores.
 - ``router``: Broker, token and route of each call; the route of a journal's appends.
 - ``connect``: From a URL to a transport.

@@ -1,25 +1,12 @@
-"""Reads of journals.
+"""Reads of journals: one Read, reads without end, and metadata without content.
 
-Read in this order:
+One Read (client section 5) has content from an offset on. A broker answers a read of stored content
+with the fragment's URL and ends the stream, where the request says ``do_not_proxy``; the reader
+then opens that URL itself, and a thread decompresses the fragment ahead of it.
 
-- `reader`: one read, from a broker or straight from a stored fragment.
-- `retry_reader`: content without end, across failures.
-- `metadata`: begin and write head of a journal, without its content.
-- `read_ahead`: content of a stored fragment, decompressed in a thread.
-
-Metadata of journals: where their content begins and ends, without reading it.
-
-Content of a stored fragment for coroutines: decompressed in a thread, ahead of its reader.
-
-One Read: content of a journal from an offset, from its broker or straight from its store.
-
-Client section 5. A broker answers a read of stored content with the fragment's URL and ends the
-stream, where the request says ``do_not_proxy``; the reader then opens that URL itself.
-
-Content of a journal without end: reads that are begun again where the last one broke.
-
-Client section 6. Each read begins at the offset after what was delivered, and where the last
-response said that the journal is served. Once no broker is reached there, others are asked.
+Reads without end (client section 6) are begun again where the last one broke. Each begins at the
+offset after what was delivered, and where the last response said that the journal is served. Once
+no broker is reached there, others are asked.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Most appends are small, arrive whole, and find their journal as the append before them left it:
 the same route, a free and synchronized pipeline, nothing to roll, nothing to wait for.
 :func:`append_now` performs such an append in one step. It takes its decisions from the same
-judgements as the append machine (`inputs`), and declines whatever the machine would answer
+judgements as the append machine (`machine`), and declines whatever the machine would answer
 otherwise than by a commit. It declines without any effect; the machine runs the append then.
 """
 

@@ -7,13 +7,9 @@ Two small machines cover everything that can happen to an append:
   entry, and goes to the next state.
 * :data:`CONTENT`: the effect of each event of the client's stream while content is streamed.
 
-The machines are pure, so that every pair of state and input can be tested. `inputs` derives inputs
-from facts.
-
-Inputs of the append machine, derived from facts (broker sections 5 and 9).
-
-The functions are pure: they do not await, read a clock or touch a stream. The driver of the machine
-and the function for the common case share them.
+The machines are pure, so that every pair of state and input can be tested. The functions that
+derive inputs from facts (broker sections 5 and 9) are pure, too: they do not await, read a clock or
+touch a stream. The driver of the machine and the function for the common case share them.
 """
 
 from __future__ import annotations

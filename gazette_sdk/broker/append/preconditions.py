@@ -14,7 +14,7 @@ minutes while its store fails.
 Writes of a journal's primary to Etcd: its synchronized route, and its suspension.
 
 The last broker withdraws the routes of journals that it leaves with all of their content stored.
-Each transaction that changes a journal's last route changes its record, too (`recorded_routes`).
+Each transaction that changes a journal's last route changes its record, too (`routes`).
 
 Every transaction compares the keys of its resolution (protocol section 13.2). It fails if one of
 them has changed since: then the resolution is old by at least one revision.

@@ -248,7 +248,7 @@ class Rebuilder:
             self._doubt.add_done_callback(_log_failure)
 
     async def aclose(self) -> None:
-        """Cancel what is continuing, and begin nothing more."""
+        """Cancel the verifications and replacements under way, and begin no more."""
         self._is_closed = True
         tasks = [*self._tasks.values(), *filter(None, (self._absence, self._doubt))]
         for task in tasks:

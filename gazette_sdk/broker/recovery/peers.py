@@ -2,7 +2,7 @@
 
 Waiting journals: a broker that is back over its spool directory takes them over again.
 
-A journal waits while none of its present brokers was a member of its last route (`last_routes`). A
+A journal waits while none of its present brokers was a member of its last route (`routes`). A
 broker whose spool directory has all of its acknowledged bytes takes the primary's place, in one
 transaction, and so ends the wait. The allocator moves the journal later if it wants to. It may also
 add this broker at the same moment, since its transaction does not depend on ours: then the second

@@ -12,7 +12,7 @@ journals. That ends for a journal
 Then its spools are contested, and its head is unverified (`states`): the other brokers and the
 stores are asked what they have, and nothing of theirs is replaced. A journal that was created again
 may be given to brokers without these bytes: it waits for those that recorded that they have some
-(`recorded_routes`).
+(`routes`).
 
 A directory recognizes the history by a key that it has seen (`HistoryMark`): a revision alone does
 not show it, because Etcd may have reached it again. If Etcd has compacted that revision it is not

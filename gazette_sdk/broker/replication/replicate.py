@@ -2,7 +2,7 @@
 
 The stream owns the spool while it lasts. At its end, whatever the reason, uncommitted content is
 rolled back, and the spool is free for the next stream. A stream whose route is not the journal's
-any more ends even if its primary sends nothing (`primary_requests`): a frozen primary must not
+any more ends even if its primary sends nothing (`PrimaryRequests`): a frozen primary must not
 keep the spool from its successor.
 
 Begin and end of a replica's pipeline, which owns the replica's spool in between.

@@ -3,15 +3,15 @@
 ::
 
     ROOT/lock                                      locked while a broker uses the directory
-    ROOT/lease                                     the lease of the last process (`lease_note`)
+    ROOT/lease                                     the lease of the last process (`LeaseNote`)
     ROOT/revision                                  last revision of Etcd (`etcd_history`)
     ROOT/accepted                                  withheld spools may be used (`withheld`)
     ROOT/journals/NAME=DIGEST/head                 the greatest committed offset, and the registers
     ROOT/journals/NAME=DIGEST/head.unverified      a head that is not used yet
     ROOT/journals/NAME=DIGEST/forgotten            serial of the last contested spool
     ROOT/journals/NAME=DIGEST/withheld             its files are of another history of Etcd
-    ROOT/journals/NAME=DIGEST/BEGIN-SERIAL.log     commits of a spool (`commit_log`)
-    ROOT/journals/NAME=DIGEST/BEGIN-SERIAL.content its bytes (`content_file`)
+    ROOT/journals/NAME=DIGEST/BEGIN-SERIAL.log     commits of a spool (`CommitLog`)
+    ROOT/journals/NAME=DIGEST/BEGIN-SERIAL.content its bytes (`ContentFile`)
     ROOT/journals/NAME=DIGEST/*.damaged            damaged files; never removed
     ROOT/journals/NAME=DIGEST/*.superseded         bytes that others wrote anew; likewise
 

@@ -6,7 +6,7 @@ rolls it back, or closes the fragment and begins the next. Replicas agree by equ
 
 A spool has a single owner at a time: the pipeline of a primary, or the Replicate call of a peer.
 Small chunks go to the page cache at once, and a commit is one more small write. Large chunks are
-written by one thread (`chunk_queue`) and hashed by others while the next ones arrive; a proposal
+written by one thread (`ChunkQueue`) and hashed by others while the next ones arrive; a proposal
 waits for them.
 """
 

@@ -1,7 +1,7 @@
 """State in an SQLite database, with SQL in the handler.
 
-The checkpoint is a row of the database. The recovery log holds the database's pages
-(``sqlite_pages``); Gazette's own consumers record SQLite in another way, and cannot play it.
+The checkpoint is a row of the database. The recovery log holds the database's pages;
+Gazette's own consumers record SQLite in another way, and cannot play it.
 
 Pages of an SQLite database, as they are recorded and restored.
 
