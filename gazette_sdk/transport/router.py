@@ -71,6 +71,10 @@ NO_ROUTE = pb.Route(primary=-1)
 BROKERS_MAX = 64
 """Brokers that are remembered beside the routes: one that answers is enough."""
 
+LAG_MAX_S = 10.0
+"""Seconds for which a broker's mirror of Etcd may lag what another broker has answered. Bounded,
+since an Etcd that was restored from a backup has lower revisions for good."""
+
 
 class CachedRoute:
     """Remembered route of a journal.
@@ -204,6 +208,40 @@ class RouteCache:
             self._entries.pop(journal, None)
 
 
+class NewestRevision:
+    """Newest revision of Etcd in answers of brokers. Any thread may use it.
+
+    Each broker answers from its own mirror of Etcd. A journal that one broker has created, or
+    listed, may not have reached another one yet: its answer that there is no such journal is older
+    than what the client knows, and is one to retry.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._newest = (0, 0, 0.0)  # cluster, revision, time when it was first seen
+
+    def note(self, header: pb.Header) -> None:
+        """Note the revision of a valid answer."""
+        etcd = header.etcd
+        cluster_id, revision, _ = self._newest
+        if etcd.revision > revision or etcd.cluster_id != cluster_id:
+            self._newest = (etcd.cluster_id, etcd.revision, self._clock())
+
+    def status_of(self, status: pb.Status, header: pb.Header) -> pb.Status:
+        """Return the status of an answer; another one for JOURNAL_NOT_FOUND of a mirror that lags.
+
+        It is then NO_JOURNAL_PRIMARY_BROKER: nothing was written or read, and it ends by itself.
+        """
+        cluster_id, revision, since_s = self._newest
+        lags = header.etcd.revision < revision and header.etcd.cluster_id == cluster_id
+        if status == pb.JOURNAL_NOT_FOUND and lags and self._clock() < since_s + LAG_MAX_S:
+            return pb.NO_JOURNAL_PRIMARY_BROKER
+        return status
+
+
 _APPEND = RPCS_BY_NAME["Append"]
 
 
@@ -221,6 +259,7 @@ class Router:
     Attributes:
         wire: carries the calls.
         routes: remembered routes.
+        newest: newest revision of Etcd in the answers.
     """
 
     def __init__(
@@ -235,6 +274,7 @@ class Router:
     ) -> None:
         self.wire = wire
         self.routes = routes
+        self.newest = NewestRevision()
         self._address = address
         self._zone = zone
         self._authorizer = authorizer
@@ -343,6 +383,8 @@ class Router:
         if cached is not None and cached.confirms(response):
             return
         rpc.validate(response)
+        response.status = self.newest.status_of(response.status, response.header)
+        self.newest.note(response.header)
         self.routes.update(journal, response.header.route)
         cached = self.routes.get(journal)
         if cached is not None and response.status == pb.OK:
@@ -626,6 +668,7 @@ class RoutedTransport(Transport):
                 async for response in responses:
                     if starts_snapshot:  # only its first message has status and header
                         rpc.validate(response)
+                        self.router.newest.note(response.header)
                         starts_snapshot = False
                     elif request.watch and not response.journals:
                         starts_snapshot = True
@@ -662,6 +705,8 @@ class RoutedTransport(Transport):
                         item = pb.ReadResponse(offset=offset, content=content)  # noqa: PLW2901
                     rpc.validate(item)
                     if item.HasField("header"):
+                        item.status = self.router.newest.status_of(item.status, item.header)
+                        self.router.newest.note(item.header)
                         self.routes.update(request.journal, item.header.route)
                     expected = item.offset + len(item.content)
                     yield item
@@ -730,6 +775,8 @@ class RoutedTransport(Transport):
         async with self._wire_of(to, target) as wire:
             response = await wire.unary(to, request)
         rpc.validate(response)
+        response.status = self.router.newest.status_of(response.status, response.header)
+        self.router.newest.note(response.header)
         return response
 
     @asynccontextmanager

@@ -101,15 +101,17 @@ class Stalls:
         journal: its name.
         longest_s: of all appends, from their begin to their answer.
         acknowledged: number of appends.
+        failure: why it ended, other than by its being cancelled.
     """
 
     transport: Transport
     journal: str
     longest_s: float = 0.0
     acknowledged: int = 0
+    failure: GazetteError | None = None
 
     async def run(self) -> None:
-        """Append, until cancelled."""
+        """Append, until cancelled or an append has failed."""
         service = AppendService(self.transport)
         try:
             while True:
@@ -120,6 +122,8 @@ class Stalls:
                 self.longest_s = max(self.longest_s, took_s)
                 self.acknowledged += 1
                 await asyncio.sleep(0.005)
+        except GazetteError as error:
+            self.failure = error
         finally:
             await service.aclose()
 
@@ -127,7 +131,9 @@ class Stalls:
         """Wait until so many more appends were acknowledged."""
         wanted = self.acknowledged + more
         async with asyncio.timeout(READY_S):
-            while self.acknowledged < wanted:  # noqa: ASYNC110 - there is no event to wait for
+            while self.acknowledged < wanted:
+                if self.failure is not None:
+                    raise self.failure
                 await asyncio.sleep(0.01)
 
 

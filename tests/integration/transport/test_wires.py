@@ -595,3 +595,43 @@ async def test_calls_that_are_not_answered_hold_up_no_others(wire):
             )
         release.set()
         await asyncio.gather(*hanging)
+
+
+# ------------------------------------------------------------------ mirrors of Etcd that lag
+
+
+async def _append(transport):
+    return (await transport.append(items(b"x"))).status
+
+
+async def _read(transport):
+    return (await read_all(transport))[-1].status
+
+
+async def _list_fragments(transport):
+    return (await transport.list_fragments(pb.FragmentsRequest(journal="a/journal"))).status
+
+
+@networked
+@pytest.mark.parametrize("call", [_append, _read, _list_fragments])
+@in_loop
+async def test_a_journal_of_which_a_broker_does_not_know_yet_is_no_missing_one(wire, call):
+    async def on_append(requests):
+        await drain(requests)
+        return pb.AppendResponse(status=pb.JOURNAL_NOT_FOUND, header=header(revision=lagging))
+
+    async with wire.served() as (broker, transport):
+        broker.on_apply = lambda _: pb.ApplyResponse(header=header(revision=9))
+        broker.on_append = on_append
+        broker.on_read = lambda _: [
+            pb.ReadResponse(status=pb.JOURNAL_NOT_FOUND, header=header(revision=lagging))
+        ]
+        broker.on_fragments = lambda _: pb.FragmentsResponse(
+            status=pb.JOURNAL_NOT_FOUND, header=header(revision=lagging)
+        )
+        lagging = 8
+        assert await call(transport) == pb.JOURNAL_NOT_FOUND
+        await transport.apply(pb.ApplyRequest())
+        assert await call(transport) == pb.NO_JOURNAL_PRIMARY_BROKER
+        lagging = 9
+        assert await call(transport) == pb.JOURNAL_NOT_FOUND

@@ -68,7 +68,8 @@ def test_bytes_arrive_unchanged_in_both_directions_with_a_half_close(tmp_path):
     async def scenario():
         async with spliced(tmp_path / "s", _echo) as (port, splicer):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            sent = OPENING + os.urandom(20 * READ_BYTES)
+            frame = (READ_BYTES // 2).to_bytes(3, "big") + b"\0\0\0\0\0\1"  # of DATA
+            sent = OPENING + b"".join(frame + os.urandom(READ_BYTES // 2) for _ in range(40))
 
             async def send() -> None:
                 writer.write(sent)
