@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 
@@ -40,6 +41,21 @@ class Outage:
             )
         else:
             self._log.debug("%s failed again: %s", self._operation, error)
+
+    async def pause(self, pause_s: float) -> None:
+        """Wait before the next attempt.
+
+        Args:
+            pause_s: for how long.
+
+        Raises:
+            CancelledError: the task was cancelled. Before Python 3.13 a task group that fails at
+                that moment raises its errors in place of the cancellation, which would be lost.
+        """
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError
+        await asyncio.sleep(pause_s)
 
     def ended(self) -> None:
         """Note a success, or any other end of the outage. Without an outage it does nothing."""

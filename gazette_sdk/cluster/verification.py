@@ -220,7 +220,7 @@ class Challenges:
                     group.create_task(self._mirror.watch(self._etcd, delay_s=0), name="watch")
             except* EtcdError as errors:
                 outage.failed(errors.exceptions[0])
-            await asyncio.sleep(RETRY_S)
+            await outage.pause(RETRY_S)
 
     async def _announce(self) -> None:
         """Tell that we answer challenges, when there is a member which may challenge us."""

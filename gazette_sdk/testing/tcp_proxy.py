@@ -473,7 +473,8 @@ class TcpProxy(Startable):
                 if wait_s <= 0:
                     return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait()
 
 
 async def _receive(

@@ -1,3 +1,4 @@
+import asyncio
 import logging
 
 from gazette_sdk.outage import Outage
@@ -25,3 +26,32 @@ def test_a_second_outage_is_logged_again(caplog):
         outage.ended()
     assert len(caplog.records) == 4
     assert "(1 failure)" in caplog.records[-1].getMessage()
+
+
+def test_a_cancellation_is_not_lost_to_a_group_that_fails_at_the_same_moment():
+    """Before Python 3.13 the group raises its errors alone, and the loop would go round again."""
+    rounds = []
+
+    async def fail(cancelled):
+        cancelled.cancel()
+        raise OSError
+
+    async def attempts():
+        outage = Outage(logging.getLogger("a"), "watch")
+        while True:
+            rounds.append(1)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(fail(asyncio.current_task()))
+            except* OSError as errors:
+                outage.failed(errors)
+            await outage.pause(0.01)
+
+    async def scenario():
+        async with asyncio.timeout(20):
+            task = asyncio.create_task(attempts())
+            await asyncio.wait([task])
+            assert task.cancelled()
+
+    asyncio.run(scenario())
+    assert len(rounds) == 1

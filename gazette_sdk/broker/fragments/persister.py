@@ -363,10 +363,10 @@ class Persister:
         loop = asyncio.get_running_loop()
         for at, url in enumerate(urls):
             try:
-                upload = loop.run_in_executor(
-                    self._threads, _upload, self._stores, url, fragment, spool
-                )
-                await asyncio.wait_for(upload, self._upload_timeout_s)
+                async with asyncio.timeout(self._upload_timeout_s):
+                    await loop.run_in_executor(
+                        self._threads, _upload, self._stores, url, fragment, spool
+                    )
             except TimeoutError as error:
                 raise StoreError(
                     f"{url} did not take {content_path(fragment)} within "

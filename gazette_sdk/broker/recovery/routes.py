@@ -688,7 +688,7 @@ class RouteRecorder:
                     group.create_task(self._records.mirror.watch(self._etcd), name="watch records")
             except* EtcdError as errors:
                 outage.failed(errors.exceptions[0])
-            await asyncio.sleep(RETRY_S)
+            await outage.pause(RETRY_S)
 
     async def _complete(self) -> None:
         while True:
