@@ -229,7 +229,7 @@ class Replica:
         self.write_head.value = fragment.end
 
     def show_commits(self, end: int) -> None:
-        """Show what we have committed: it is not known, or does not matter, what others have.
+        """Make local commits readable without waiting for peers.
 
         Args:
             end: of what is on disk, if durability is ``persisted``. Later commits are shown by
@@ -293,7 +293,7 @@ class Replica:
         return self.spool.peek().fragment.begin
 
     def want_copies(self) -> None:
-        """Copy what others have in no store, and this replica lacks. They have just agreed."""
+        """Fetch peers' fragments that are in no store and missing here. All have just agreed."""
         if self._parts.copy_unstored is not None:
             self.copies_wanted = True
             if self._copying is None or self._copying.done():

@@ -372,7 +372,7 @@ class _Append:
             return Input.TOO_FEW
         if refused := await self._refuse_unless_complete():
             return refused
-        if await self._is_behind_stored_content():
+        if await self._is_all_content_stored():
             return Input.ROLL
         written = await write_route(self._shared.etcd, resolution, self._shared.record_route)
         if written is None or written.succeeded:
@@ -448,8 +448,11 @@ class _Append:
         )  # fmt: skip
         return None
 
-    async def _is_behind_stored_content(self) -> bool:
-        """Return True if the journal continues after its stored content, which is all there is."""
+    async def _is_all_content_stored(self) -> bool:
+        """Return True if every acknowledged byte is stored.
+
+        The journal may then continue at the end of its last fragment.
+        """
         replica = self._held
         assert replica is not None
         is_head_known = self._current_pipeline().spool.fragment.end > 0

@@ -542,7 +542,7 @@ class Pipeline:
             stream.send(request)
 
     @property
-    def may_leave_untold(self) -> bool:
+    def peers_may_be_ahead(self) -> bool:
         """True if peers may have committed content without the notice that all of them have it."""
         return self._opened and (
             bool(self._unanswered)

@@ -433,7 +433,7 @@ class _Allocator:
         self._exchanges = Exchanges()
         self._shortage: _Shortage | None = None
         self._shortage_timer: asyncio.TimerHandle | None = None
-        self._told: _Shortage | None = None  # what was logged of a shortage that lasts
+        self._logged_shortage: _Shortage | None = None  # what was logged of a shortage that lasts
 
     async def round(self, leader: MemberEntry[Any]) -> _Outcome:
         """Run one round."""
@@ -489,23 +489,23 @@ class _Allocator:
         """Log replicas without a member if the shortage lasts: once, and again if it gets worse."""
         self._shortage = shortage
         if shortage is None:
-            self._told = None
+            self._logged_shortage = None
             if self._shortage_timer is not None:
                 self._shortage_timer.cancel()
                 self._shortage_timer = None
-        elif self._shortage_timer is None and self._is_news(shortage):
+        elif self._shortage_timer is None and self._is_worse(shortage):
             loop = asyncio.get_running_loop()
-            self._shortage_timer = loop.call_later(SHORTAGE_WARNING_S, self._tell_shortage)
+            self._shortage_timer = loop.call_later(SHORTAGE_WARNING_S, self._log_shortage)
 
-    def _is_news(self, shortage: _Shortage) -> bool:
-        told = self._told
-        return told is None or (
-            shortage.stops_items and (not told.stops_items or shortage.missing > told.missing)
+    def _is_worse(self, shortage: _Shortage) -> bool:
+        logged = self._logged_shortage
+        return logged is None or (
+            shortage.stops_items and (not logged.stops_items or shortage.missing > logged.missing)
         )
 
-    def _tell_shortage(self) -> None:
+    def _log_shortage(self) -> None:
         self._shortage_timer = None
-        shortage = self._told = self._shortage
+        shortage = self._logged_shortage = self._shortage
         assert shortage is not None, "the timer is cancelled when the shortage ends"
         if shortage.stops_items:
             _log.warning(

@@ -328,7 +328,7 @@ class Consumer:
         self._member.end()
 
     def _may_leave(self) -> bool:
-        """Return True if no one can take our shards, or others have each, with less standbys.
+        """Return True if each shard has a replica elsewhere, or no process can take it.
 
         While there are as many other processes as the shards have replicas, the allocator moves
         them, and no standby is missed.

@@ -246,18 +246,18 @@ def test_peers_are_told_with_the_next_request_or_soon_by_the_last_proposal(direc
 def test_a_pipeline_that_ends_before_its_answers_leaves_peers_untold(directory):
     async def scenario():
         pipeline, (peer,) = started(directory, 1)
-        assert not pipeline.may_leave_untold
+        assert not pipeline.peers_may_be_ahead
         await pipeline.scatter(proposal(pipeline.spool))
         await pipeline.scatter_content(b"one", 0)
         answers = await pipeline.propose(
             pipeline.spool.next(), pipeline.spool.registers, acknowledge=True
         )
         await pipeline.tear_down()
-        assert pipeline.may_leave_untold
+        assert pipeline.peers_may_be_ahead
         peer.ok()
         peer.ok()
         await pipeline.acknowledged(answers)
-        assert pipeline.may_leave_untold
+        assert pipeline.peers_may_be_ahead
         await pipeline.ended()
 
     run(scenario())
@@ -275,7 +275,7 @@ def test_a_pipeline_that_told_what_all_have_leaves_nothing_untold(directory):
         peer.ok()
         await pipeline.acknowledged(answers)
         await pipeline.tear_down()
-        assert not pipeline.may_leave_untold
+        assert not pipeline.peers_may_be_ahead
         await pipeline.ended()
 
     run(scenario())
