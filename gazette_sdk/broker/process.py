@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from gazette_sdk.broker.api.in_process import InProcessTransport
@@ -287,7 +288,7 @@ class Broker:
 
         def make_replica(item: JournalEntry, predecessor: Replica | None) -> Replica:
             taken, ready = self._quarantine.take(item.id, item.create_revision)
-            return Replica(
+            replica = Replica(
                 item.id,
                 item.create_revision,
                 spools.journal(
@@ -300,6 +301,10 @@ class Broker:
                 predecessor=predecessor,
                 ready=ready,
             )
+            replica.index.unverified_end = partial(
+                self._quarantine.unverified_end, item.id, item.create_revision
+            )
+            return replica
 
         # These observe first: heads are checked before replicas are made of them.
         self.keyspace.observers += [self._last_routes.observe, history.observe]

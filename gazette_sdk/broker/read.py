@@ -167,6 +167,8 @@ def _add_first(response: pb.ReadResponse, header: pb.Header, index: Index | None
     complete(response.header)
     if index is not None:
         response.spool_end = index.spool_end()
+        if response.spool_end < 0 and (end := index.unverified_end()) is not None:
+            response.unverified_end = end
 
 
 def sign_get(stores: StoreRegistry, fragment: pb.Fragment, ttl_s: float) -> str:

@@ -257,7 +257,7 @@ class ReadRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., journal: _Optional[str] = ..., offset: _Optional[int] = ..., block: _Optional[bool] = ..., do_not_proxy: _Optional[bool] = ..., metadata_only: _Optional[bool] = ..., end_offset: _Optional[int] = ..., begin_mod_time: _Optional[int] = ..., min_etcd_revision: _Optional[int] = ..., include_unacknowledged: _Optional[bool] = ...) -> None: ...
 
 class ReadResponse(_message.Message):
-    __slots__ = ("status", "header", "offset", "write_head", "fragment", "fragment_url", "content", "spool_end")
+    __slots__ = ("status", "header", "offset", "write_head", "fragment", "fragment_url", "content", "spool_end", "unverified_end")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -266,6 +266,7 @@ class ReadResponse(_message.Message):
     FRAGMENT_URL_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     SPOOL_END_FIELD_NUMBER: _ClassVar[int]
+    UNVERIFIED_END_FIELD_NUMBER: _ClassVar[int]
     status: Status
     header: Header
     offset: int
@@ -274,7 +275,8 @@ class ReadResponse(_message.Message):
     fragment_url: str
     content: bytes
     spool_end: int
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., header: _Optional[_Union[Header, _Mapping]] = ..., offset: _Optional[int] = ..., write_head: _Optional[int] = ..., fragment: _Optional[_Union[Fragment, _Mapping]] = ..., fragment_url: _Optional[str] = ..., content: _Optional[bytes] = ..., spool_end: _Optional[int] = ...) -> None: ...
+    unverified_end: int
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., header: _Optional[_Union[Header, _Mapping]] = ..., offset: _Optional[int] = ..., write_head: _Optional[int] = ..., fragment: _Optional[_Union[Fragment, _Mapping]] = ..., fragment_url: _Optional[str] = ..., content: _Optional[bytes] = ..., spool_end: _Optional[int] = ..., unverified_end: _Optional[int] = ...) -> None: ...
 
 class AppendRequest(_message.Message):
     __slots__ = ("header", "journal", "do_not_proxy", "content", "offset", "check_registers", "union_registers", "subtract_registers", "suspend", "min_etcd_revision")

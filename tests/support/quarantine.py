@@ -95,8 +95,9 @@ class ScriptedInventory:
             raise answer
         return list(answer)
 
-    async def head(self, journal, members):
+    async def head(self, journal, members, unverified_end):
         assert (journal, list(members)) == (JOURNAL, [OTHER])
+        self.unverified_end = unverified_end
         return self.head_offset
 
     async def digest(self, journal, begin, end):

@@ -98,6 +98,7 @@ class Index:
         on_acknowledged: called when more is acknowledged; ``None`` while no one waits for that.
         spool_end: returns the end of the replica's spool, of which the index knows only content; -1
             before the replica has one.
+        unverified_end: returns the end of a head that is unverified; ``None`` if there is none.
     """
 
     def __init__(self, *, now: Callable[[], float] = time.time) -> None:
@@ -122,6 +123,7 @@ class Index:
         self.refresh_failure: str | None = None
         self.on_acknowledged: Callable[[], None] | None = None
         self.spool_end: Callable[[], int] = lambda: -1
+        self.unverified_end: Callable[[], int | None] = lambda: None
 
     # -------------------------------------------------------------- changes
 

@@ -126,7 +126,12 @@ class PeerInventory:
         found = await list_stores(journal, spec.fragment.stores, self._stores)
         return [fragment for fragment in whole_of(found) if fragment.begin < end]
 
-    async def head(self, journal: str, members: Iterable[pb.ProcessSpec.ID]) -> int | None:
+    async def head(
+        self,
+        journal: str,
+        members: Iterable[pb.ProcessSpec.ID],
+        unverified_end: int | None = None,
+    ) -> int | None:
         """Return the offset at which members of a journal continue with it.
 
         It may be after all bytes that anybody has: replicas learn the offset of bytes which only
@@ -135,6 +140,9 @@ class PeerInventory:
         Args:
             journal: its name.
             members: those to ask which are members now.
+            unverified_end: end of our unverified head, if we are a member of the last route. All
+                its members have every acknowledged byte. If all of them have started again, each
+                is in quarantine: then the one whose head is the least waits for none of them.
 
         Returns:
             the greatest end of their spools; ``None`` if one of them does not tell it, since it is
@@ -147,16 +155,34 @@ class PeerInventory:
         resolution = await self._resolve(journal)
         assert resolution.spec is not None
         present = resolution.header.route.members
-        asked = [self._spool_end_of(resolution, each) for each in members if each in present]
-        greatest = 0
-        for end in await asyncio.gather(*asked):
-            if end is None:
-                return None
-            greatest = max(end, greatest)
+        members = [each for each in members if each in present]
+        answers = await asyncio.gather(*(self._spool_end_of(resolution, each) for each in members))
+        is_foreign, in_quarantine, greatest = False, 0, 0
+        for member, answer in zip(members, answers, strict=True):
+            if answer is None:
+                is_foreign = True
+            elif answer.spool_end >= 0:
+                greatest = max(answer.spool_end, greatest)
+            elif (
+                unverified_end is not None
+                and answer.HasField("unverified_end")
+                and unverified_end <= answer.unverified_end
+            ):
+                in_quarantine += 1
+            else:
+                raise UnavailableError(
+                    f"the spools of broker {member.zone}/{member.suffix} are in quarantine",
+                    journal=journal,
+                )
+        if is_foreign:
+            return None
         required = desired_replication(resolution.spec, self._max_replication)
-        return greatest if greatest or len(asked) >= required else None
+        return greatest if greatest or len(answers) - in_quarantine >= required else None
 
-    async def _spool_end_of(self, resolution: Resolution, member: pb.ProcessSpec.ID) -> int | None:
+    async def _spool_end_of(
+        self, resolution: Resolution, member: pb.ProcessSpec.ID
+    ) -> pb.ReadResponse | None:
+        """Return the answer of a broker of ours; ``None`` if it is of another implementation."""
         request = pb.ReadRequest(
             journal=resolution.journal,
             offset=-1,
@@ -171,12 +197,7 @@ class PeerInventory:
             async for item in items:
                 if isinstance(item, bytes) or not item.HasField("spool_end"):
                     break
-                if item.spool_end < 0:
-                    raise UnavailableError(
-                        f"the spools of broker {member.zone}/{member.suffix} are in quarantine",
-                        journal=resolution.journal,
-                    )
-                return item.spool_end
+                return item
         return None
 
     async def digest(self, journal: str, begin: int, end: int) -> bytes | None:

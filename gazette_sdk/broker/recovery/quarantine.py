@@ -275,6 +275,16 @@ class Quarantine:
         """Return True if a replica of a journal waits for what is in quarantine."""
         return (journal, create_revision) in self._ready or self._is_withheld(journal)
 
+    def unverified_end(self, journal: str, create_revision: int) -> int | None:
+        """Return the end of a journal's unverified head, of which nothing is decided yet.
+
+        ``None`` if there is none, or this broker is no member of the journal's last route.
+        """
+        if (journal, create_revision) not in self._unverified or not self._restores_head(journal):
+            return None
+        head = self._directory.unverified_head(journal)
+        return head.end if head is not None else None
+
     def observe(self, changes: Iterable[Change]) -> None:
         """Ask again at once if a journal with spools in quarantine is among changed keys.
 
@@ -359,7 +369,9 @@ class Quarantine:
         limit = sys.maxsize if is_verifying else end + 1
         async with asyncio.timeout(ASK_TIMEOUT_S):
             # The head first: whatever others have in front of it, the inventory has.
-            head = await self._inventory.head(key[0], others) if others else None
+            head = None
+            if others:
+                head = await self._inventory.head(key[0], others, self.unverified_end(*key))
             inventory = await self._inventory.fragments_of_brokers(key[0], limit)
             are_stores_listed = _need_stores(asked, inventory) or is_verifying
             if are_stores_listed:

@@ -34,7 +34,8 @@ MESSAGES = {
     "5 do_not_proxy bool, 6 metadata_only bool, 7 end_offset int64, 8 begin_mod_time int64, "
     "9 min_etcd_revision int64, 100 include_unacknowledged bool",
     "ReadResponse": "1 status Status, 2 header Header, 3 offset int64, 4 write_head int64, "
-    "5 fragment Fragment, 6 fragment_url string, 7 content bytes, 101 spool_end int64",
+    "5 fragment Fragment, 6 fragment_url string, 7 content bytes, 101 spool_end int64, "
+    "102 unverified_end int64",
     "AppendRequest": "1 header Header, 2 journal string, 3 do_not_proxy bool, 4 content bytes, "
     "5 offset int64, 6 check_registers LabelSelector, 7 union_registers LabelSet, "
     "8 subtract_registers LabelSet, 9 suspend AppendRequest.Suspend, 10 min_etcd_revision int64",

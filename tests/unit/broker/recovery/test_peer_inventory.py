@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
@@ -32,6 +33,12 @@ class ScriptedPeers:
         return response
 
 
+class Unverified(NamedTuple):
+    """Spools in quarantine, with the end of the unverified head."""
+
+    end: int | None
+
+
 class ScriptedSpools:
     """Transport to members of which each tells the end of its spool, or does not."""
 
@@ -43,7 +50,12 @@ class ScriptedSpools:
         assert request.include_unacknowledged
         assert request.header.process_id == target.member
         response = pb.ReadResponse(status=pb.OFFSET_NOT_YET_AVAILABLE, offset=5, write_head=5)
-        if (end := self.ends[target.member.suffix]) is not None:
+        end = self.ends[target.member.suffix]
+        if isinstance(end, Unverified):
+            response.spool_end = -1
+            if end.end is not None:
+                response.unverified_end = end.end
+        elif end is not None:
             response.spool_end = end
         yield response
 
@@ -140,3 +152,35 @@ def test_the_head_of_a_member_with_spools_in_quarantine_is_not_known_yet():
     made = inventory(ScriptedSpools(fast=-1), FAST, LOCAL, answer_timeout_s=10.0)
     with pytest.raises(UnavailableError, match="z/fast are in quarantine"):
         asyncio.run(made.head("a/journal", [FAST]))
+
+
+@pytest.mark.parametrize(
+    ("ours", "fast", "silent", "head"),
+    [
+        (7, Unverified(7), Unverified(7), None),  # all have started again
+        (7, Unverified(9), Unverified(7), None),
+        (7, Unverified(7), 0, None),  # its disk is new
+        (7, Unverified(7), 8, 8),  # one has decided
+        (7, Unverified(7), None, None),  # one is of another implementation
+    ],
+)
+def test_the_least_unverified_head_waits_for_no_other_one(ours, fast, silent, head):
+    async def scenario():
+        spools = ScriptedSpools(fast=fast, silent=silent)
+        made = inventory(spools, FAST, LOCAL, SILENT, answer_timeout_s=10.0)
+        assert await made.head("a/journal", [FAST, SILENT], ours) == head
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("ours", "fast"),
+    [(7, Unverified(6)), (7, Unverified(None)), (None, Unverified(7)), (None, Unverified(None))],
+)
+def test_other_spools_in_quarantine_are_waited_for(ours, fast):
+    async def scenario():
+        made = inventory(ScriptedSpools(fast=fast, silent=9), FAST, SILENT, answer_timeout_s=10.0)
+        with pytest.raises(UnavailableError, match="spools of broker z/fast are in quarantine"):
+            await made.head("a/journal", [FAST, SILENT], ours)
+
+    asyncio.run(scenario())

@@ -414,8 +414,8 @@ def test_bytes_that_others_write_meanwhile_are_no_gap(root):
     """The head is asked for first: what is in front of it is in the inventory."""
 
     class Growing(ScriptedInventory):
-        async def head(self, journal, members):
-            head = await super().head(journal, members)
+        async def head(self, journal, members, unverified_end):
+            head = await super().head(journal, members, unverified_end)
             self.grows_to = [fragment(0, 100)]
             return head
 
@@ -517,6 +517,37 @@ def test_an_unverified_head_is_used_if_its_spools_are_whole_and_nobody_has_more(
             assert (directory.head(JOURNAL, **known) is not None) == restored
             unverified = [head.end for head in directory.unverified_heads()]
             assert unverified == ([] if restored else [len(WHOLE)])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_in_last_route", [True, False])
+def test_an_unverified_head_is_compared_with_those_of_others_if_it_is_of_the_last_route(
+    root, is_in_last_route
+):
+    """All brokers of a journal may have started again: they must not wait for each other."""
+
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            inventory = ScriptedInventory([])
+            made = Made(
+                directory,
+                inventory,
+                restores_head=is_in_last_route,
+                has_history=False,
+                other_members=lambda: [OTHER],
+            )
+            taken, ready = made.quarantine.take(JOURNAL, REVISION)
+            assert not taken
+            known = made.quarantine.unverified_end(JOURNAL, REVISION)
+            assert known == (len(WHOLE) if is_in_last_route else None)
+            await asyncio.wait_for(made.quarantine.run(), 10)
+            assert inventory.unverified_end == known
+            assert ready.fired
+            assert made.quarantine.unverified_end(JOURNAL, REVISION) is None
+            assert made.spans == [(0, len(WHOLE))]
+            head = directory.head(JOURNAL, create_revision=REVISION, cluster_id=CLUSTER)
+            assert (head is not None) == is_in_last_route
 
     asyncio.run(scenario())
 
