@@ -268,15 +268,12 @@ class KeySpace:
     async def _follow(self, etcd: Etcd, delay_s: float) -> None:
         resume = self.header.revision + 1
         attempt = 0
-        is_resumed = False
         outage = Outage(_log, f"watch of {self.root} in Etcd")
         while True:
             await asyncio.sleep(restart_delay_s(attempt))
             attempt += 1
             queue: asyncio.Queue[WatchBatch | GazetteError] = asyncio.Queue(QUEUE_BATCHES_MAX)
-            reader = asyncio.create_task(
-                self._read_watch(etcd, resume, queue, outage, is_resumed=is_resumed)
-            )
+            reader = asyncio.create_task(self._read_watch(etcd, resume, queue, outage))
             try:
                 failure: GazetteError | None = None
                 while failure is None:
@@ -304,7 +301,6 @@ class KeySpace:
                 await asyncio.wait([reader])
             if not isinstance(failure, EtcdUnavailableError):
                 raise failure
-            is_resumed = True
             outage.failed(failure)
 
     async def _read_watch(
@@ -313,13 +309,10 @@ class KeySpace:
         start: int,
         queue: asyncio.Queue[WatchBatch | GazetteError],
         outage: Outage,
-        *,
-        is_resumed: bool,
     ) -> None:
         """Put the batches of a watch into ``queue``, and at last the error that ended it."""
         try:
-            if is_resumed:
-                await self._check_history(etcd)
+            await self._check_history(etcd)
             watch = etcd.watch(self.root.encode(), start, on_created=outage.ended)
             async with aclosing(watch) as batches:
                 async for batch in batches:
@@ -328,7 +321,7 @@ class KeySpace:
             await queue.put(error)
 
     async def _check_history(self, etcd: Etcd) -> None:
-        """Check that Etcd has what the mirror has, before a lost watch is resumed.
+        """Check that Etcd has what the mirror has, before a watch begins or is resumed.
 
         Raises:
             EtcdError: it has not: a watch would leave out what it has lost.

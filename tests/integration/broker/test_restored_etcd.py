@@ -180,7 +180,8 @@ def test_a_journal_that_was_deleted_meanwhile_leaves_no_spools(restorable, tmp_p
     run(scenario(), timeout_s=60)
 
 
-def test_a_mirror_does_not_go_on_over_an_etcd_that_went_back(restorable):
+@pytest.mark.parametrize("has_watched", [True, False])
+def test_a_mirror_does_not_go_on_over_an_etcd_that_went_back(restorable, has_watched):
     async def scenario():
         fixture = EtcdFixture(restorable.server)
         async with fixture.client() as client:
@@ -189,10 +190,13 @@ def test_a_mirror_does_not_go_on_over_an_etcd_that_went_back(restorable):
             last = await client.put(b"/root/two", b"2")
             mirror = KeySpace("/root", lambda kv: Entry.of(kv, kv.value))
             await mirror.load(client, last)
-            watch = asyncio.create_task(mirror.watch(client))
-            later = await client.put(b"/root/three", b"3")
-            await mirror.wait_for_revision(later)  # the mirror has its watch
+            if has_watched:
+                watch = asyncio.create_task(mirror.watch(client))
+                later = await client.put(b"/root/three", b"3")
+                await mirror.wait_for_revision(later)  # the mirror has its watch
             await restorable.restore()
+            if not has_watched:
+                watch = asyncio.create_task(mirror.watch(client))
             with pytest.raises(EtcdError, match="restored from an older backup"):
                 async with asyncio.timeout(LIMIT_S):
                     await watch
