@@ -102,7 +102,8 @@ class Replica:
         is_synchronized: True if the primary's stream has synchronized this replica.
         copies_wanted: True if replicas agreed since :attr:`ReplicaParts.copy_unstored` last asked
             the others what they have.
-        want_pulse: makes a pulse at once; ``None`` while one runs, or none is made.
+        pulse_wanted: True if a pulse was wanted since the last one began.
+        wake_pulse: makes a pulse at once; ``None`` while one runs, or none is made.
         write_head: the metric of the offset of the next byte.
     """
 
@@ -133,7 +134,8 @@ class Replica:
         self.head_is_known = False
         self.is_synchronized = False
         self.copies_wanted = False
-        self.want_pulse: Callable[[], None] | None = None
+        self.pulse_wanted = False
+        self.wake_pulse: Callable[[], None] | None = None
         self._copying: asyncio.Task[None] | None = None
         self.write_head = WRITE_HEAD.cell(journal)
         self._storage = storage
@@ -291,6 +293,12 @@ class Replica:
     def agreed_begin(self) -> int:
         """Offset at which all replicas began a fragment; once the head is known."""
         return self.spool.peek().fragment.begin
+
+    def want_pulse(self) -> None:
+        """Ask for a pulse: now, or after the one that runs, which may have begun too early."""
+        self.pulse_wanted = True
+        if self.wake_pulse is not None:
+            self.wake_pulse()
 
     def want_copies(self) -> None:
         """Fetch peers' fragments that are in no store and missing here. All have just agreed."""

@@ -84,6 +84,7 @@ class Pulses:
         # A signal which fired and was not replaced is the last one: the replica shuts down.
         while not (signal := replica.signal).fired:
             period_s = PULSE_PERIOD_S * (0.9 + 0.2 * self.jitter())
+            replica.pulse_wanted = False
             if replica.is_primary:
                 mode = pulse_mode(undisturbed, auto_suspend=self.auto_suspend)
                 if await self._pulse(replica.journal, mode, is_settled=undisturbed > 0):
@@ -91,7 +92,10 @@ class Pulses:
                 else:
                     failures += 1
                     period_s = min(period_s, PULSE_RETRY_S * 2.0 ** min(failures - 1, 10))
-            undisturbed = 0 if await _is_woken(replica, signal, period_s) else undisturbed + 1
+            if replica.pulse_wanted and not failures:
+                undisturbed = 0  # a pipeline ended meanwhile
+            else:
+                undisturbed = 0 if await _is_woken(replica, signal, period_s) else undisturbed + 1
 
     async def _pulse(self, journal: str, mode: int, *, is_settled: bool) -> bool:
         """Make one pulse. Return False if it failed without a response.
@@ -145,10 +149,10 @@ async def _is_woken(replica: Replica, signal: Signal, timeout_s: float) -> bool:
 
     timer = loop.call_later(timeout_s, wake, False)
     handle = signal.on_fire(wake)
-    replica.want_pulse = wake
+    replica.wake_pulse = wake
     try:
         return await woken
     finally:
         timer.cancel()
         signal.forget(handle)
-        replica.want_pulse = None
+        replica.wake_pulse = None

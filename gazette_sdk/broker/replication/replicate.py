@@ -90,7 +90,7 @@ async def tear_down_pipeline(replica: Replica, pipeline: Pipeline) -> None:
     finally:
         replica.spool.put(pipeline.spool)
     replica.in_background(pipeline.ended())
-    if pipeline.peers_may_be_ahead and replica.want_pulse is not None:
+    if pipeline.peers_may_be_ahead:
         replica.want_pulse()
 
 

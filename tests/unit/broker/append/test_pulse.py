@@ -7,6 +7,7 @@ import pytest
 
 from gazette_sdk.broker.append import pulse as pulse_module
 from gazette_sdk.broker.append.pulse import SUSPEND_AFTER_PULSES, Pulses, pulse_mode
+from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.replication.pipeline import Signal
 from gazette_sdk.broker.resolver import StoppingError
 from gazette_sdk.errors import CallError
@@ -25,7 +26,10 @@ class FakeReplica:
         self.journal = "a/journal"
         self.is_primary = True
         self.signal = Signal()
-        self.want_pulse = None
+        self.pulse_wanted = False
+        self.wake_pulse = None
+
+    want_pulse = Replica.want_pulse
 
     def invalidate(self):
         old, self.signal = self.signal, Signal()
@@ -187,11 +191,34 @@ def test_a_replica_that_wants_a_pulse_gets_it_at_once(monkeypatch):
     async def scenario():
         recorder, replica = Recorder(), FakeReplica()
         running = asyncio.ensure_future(Pulses(recorder.append, auto_suspend=False).run(replica))
-        await until(lambda: replica.want_pulse is not None)
+        await until(lambda: replica.wake_pulse is not None)
         replica.want_pulse()
         await recorder.reach(2)
         replica.signal.fire()
         await running
-        assert replica.want_pulse is None
+        assert replica.wake_pulse is None
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("outcome", "pulses"), [(pb.OK, 2), (CallError("it is gone"), 1)])
+def test_a_pulse_that_is_wanted_while_one_runs_follows_it(monkeypatch, outcome, pulses):
+    """Unless that failed: then another one follows in any case, after a pause."""
+    monkeypatch.setattr(pulse_module, "PULSE_PERIOD_S", 1000)
+    monkeypatch.setattr(pulse_module, "PULSE_RETRY_S", 1000)
+
+    async def scenario():
+        replica, recorder = FakeReplica(), Recorder(outcome)
+
+        async def append(*args):
+            if not recorder.requests:
+                replica.want_pulse()
+            return await recorder.append(*args)
+
+        running = asyncio.ensure_future(Pulses(append, auto_suspend=False).run(replica))
+        await until(lambda: replica.wake_pulse is not None)
+        assert len(recorder.requests) == pulses
+        replica.signal.fire()
+        await running
 
     run(scenario())
