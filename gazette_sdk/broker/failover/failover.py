@@ -51,6 +51,9 @@ from gazette_sdk.cluster.verification import DIAL_TIMEOUT_S, Input, Verifier, di
 from gazette_sdk.errors import DeadlineExceededError, EtcdError, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 
+SURVEY_DIALS = 2
+"""Dials of a member before a broker that seems to be cut off itself takes it for unreached."""
+
 
 class Failover:
     """Verifier of suspected brokers, rebuilder of journals, and guard of this broker's lease.
@@ -336,13 +339,19 @@ class Rebuilder:
             return False
 
     async def _reaches(self, member: BrokerEntry) -> bool:
-        """Return True if a member is reached. One whose link is cut is not dialled for that."""
+        """Return True if a member is reached. One whose link is cut is not dialled for that.
+
+        It is dialled twice: with one lost packet a healthy primary would take itself for cut off.
+        """
         name, endpoint = (member.zone, member.suffix), member.value.process_spec.endpoint
         if self._is_cut(name):
             return False
         begun = asyncio.get_running_loop().time()
-        is_reached = await self._dial(endpoint) is Input.REACHED
-        return (is_reached or self._streams.heard_at(*name) >= begun) and not self._is_cut(name)
+        for _ in range(SURVEY_DIALS):
+            is_reached = await self._dial(endpoint) is Input.REACHED
+            if is_reached or self._streams.heard_at(*name) >= begun:
+                return not self._is_cut(name)
+        return False
 
     # --------------------------------------------------------------- one journal
 
