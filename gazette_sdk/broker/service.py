@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class _Outcome:
+class _CallOutcome:
     """Outcome of a call, for its metric."""
 
     status: pb.Status = pb.OK
@@ -313,10 +313,10 @@ def _target(resolution: Resolution) -> Target:
 
 
 @contextmanager
-def _counted(operation: str) -> Iterator[_Outcome]:
+def _counted(operation: str) -> Iterator[_CallOutcome]:
     """Count a call and its outcome."""
     SERVER_STARTED.inc(operation)
-    outcome = _Outcome()
+    outcome = _CallOutcome()
     try:
         yield outcome
     except GeneratorExit:

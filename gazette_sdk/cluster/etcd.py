@@ -24,9 +24,9 @@ import grpc.aio
 
 from gazette_sdk.cluster.etcd_connections import (
     REQUIRE_LEADER,
-    Connection,
     Connections,
     Endpoints,
+    EtcdConnection,
     EtcdNoLeaderError,
     EtcdTokenError,
     ThreadChannel,
@@ -321,7 +321,7 @@ class Etcd:
             await asyncio.wait([renewal])
             self._renewals.discard(renewal)
 
-    async def _renew(self, connection: Connection, lease: int, timeout_s: float) -> float:
+    async def _renew(self, connection: EtcdConnection, lease: int, timeout_s: float) -> float:
         """Renew a lease over one connection, and return its new time to live."""
         metadata = await self._authenticate(connection)
         with self._errors("keep-alive", connection):
@@ -401,7 +401,7 @@ class Etcd:
 
     # -------------------------------------------------------------- calls
 
-    async def _connected(self) -> Connection:
+    async def _connected(self) -> EtcdConnection:
         """Return the connection in use, within the bound of a call."""
         self._check_open()
         deadline = asyncio.get_running_loop().time() + CALL_TIMEOUT_S
@@ -478,7 +478,7 @@ class Etcd:
                 return response
 
     async def _authenticate(
-        self, connection: Connection, *, renew: bool = False
+        self, connection: EtcdConnection, *, renew: bool = False
     ) -> tuple[tuple[str, str], ...]:
         """Return the metadata of a call, with a token if there are credentials.
 
@@ -516,7 +516,7 @@ class Etcd:
             raise ClosedError("the Etcd client was closed: make another one") from cause
 
     @contextlib.contextmanager
-    def _errors(self, what: str, connection: Connection) -> Iterator[None]:
+    def _errors(self, what: str, connection: EtcdConnection) -> Iterator[None]:
         """Translate errors of gRPC, and leave a connection that broke or has no leader.
 
         grpc.aio reports a call that was cancelled by closing its connection as the caller's
@@ -556,7 +556,7 @@ class Etcd:
             raise failure from error
 
 
-_Method = Callable[[Connection], Any]
+_Method = Callable[[EtcdConnection], Any]
 """Selects a method of a stub of a connection."""
 
 

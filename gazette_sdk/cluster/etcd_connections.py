@@ -377,7 +377,7 @@ def _stub(name: str) -> functools.cached_property[Any]:
     return functools.cached_property(lambda self: getattr(stubs, name)(self._channel))
 
 
-class Connection:
+class EtcdConnection:
     """Channel to one address, with its running calls.
 
     Attributes:
@@ -501,9 +501,9 @@ class Connections:
         self.cluster_id = 0
         self._answer_timeout_s = answer_timeout_s
         self._open_channel = open_channel
-        self._current: Connection | None = None
-        self._replaced: set[Connection] = set()
-        self._dialling: asyncio.Task[Connection] | None = None
+        self._current: EtcdConnection | None = None
+        self._replaced: set[EtcdConnection] = set()
+        self._dialling: asyncio.Task[EtcdConnection] | None = None
         self._probes: set[asyncio.Task[None]] = set()
         self._members: asyncio.Task[None] | None = None
         self._failed_rounds = 0
@@ -536,7 +536,7 @@ class Connections:
 
     # -------------------------------------------------------------- the one in use
 
-    async def current(self, deadline: float) -> Connection:
+    async def current(self, deadline: float) -> EtcdConnection:
         """Return the connection in use. Dial until there is one.
 
         Args:
@@ -580,7 +580,7 @@ class Connections:
                 )
             await asyncio.sleep(pause_s)
 
-    def fail(self, connection: Connection, reason: str) -> None:
+    def fail(self, connection: EtcdConnection, reason: str) -> None:
         """Close a connection that broke, or whose member does not answer or has no leader."""
         if connection is self._current:
             _log.info("Etcd at %s is left: %s", connection.address, reason)
@@ -588,7 +588,7 @@ class Connections:
             self.endpoints.failed(connection.address)
         self._close(connection)
 
-    async def dial_other(self, suspect: Connection) -> Connection:
+    async def dial_other(self, suspect: EtcdConnection) -> EtcdConnection:
         """Return a connection other than one whose member does not answer.
 
         It is the one in use if that was replaced already. Else give it to :meth:`adopt` or
@@ -604,7 +604,7 @@ class Connections:
         # At last the same address again: the connection may be dead, and the member alive.
         return await self._first_of([*others, suspect.address])
 
-    def adopt(self, connection: Connection, instead_of: Connection) -> None:
+    def adopt(self, connection: EtcdConnection, instead_of: EtcdConnection) -> None:
         """Use a connection whose member answered, where the one of ``instead_of`` does not."""
         if connection is self._current:
             return
@@ -614,12 +614,12 @@ class Connections:
         else:
             self._close(connection)
 
-    def discard(self, connection: Connection) -> None:
+    def discard(self, connection: EtcdConnection) -> None:
         """Close a connection of :meth:`dial_other`, unless it came into use."""
         if connection is not self._current:
             self._close(connection)
 
-    def _close(self, connection: Connection) -> None:
+    def _close(self, connection: EtcdConnection) -> None:
         self._replaced.add(connection)
         connection.close()
         closing = connection._closing  # noqa: SLF001 - of this module
@@ -632,7 +632,7 @@ class Connections:
 
     # -------------------------------------------------------------- dialling
 
-    async def _dial_any(self) -> Connection:
+    async def _dial_any(self) -> EtcdConnection:
         """Dial all candidates, and use the first that answers."""
         self._failed_rounds = min(self._failed_rounds + 1, 10)
         connection = await self._first_of(self.endpoints.candidates())
@@ -647,14 +647,14 @@ class Connections:
             self._close(connection)
         return self._current
 
-    async def _first_of(self, addresses: list[str]) -> Connection:
+    async def _first_of(self, addresses: list[str]) -> EtcdConnection:
         """Return the first verified connection to one of the addresses, dialled in order.
 
         Raises:
             EtcdError: none could be made; another error than a missing answer comes first.
         """
         left = list(addresses)
-        dials: set[asyncio.Task[Connection]] = set()
+        dials: set[asyncio.Task[EtcdConnection]] = set()
         failures: list[EtcdError] = []
         try:
             while left or dials:
@@ -676,22 +676,22 @@ class Connections:
         failures.sort(key=lambda error: isinstance(error, EtcdUnavailableError))
         raise failures[0]
 
-    async def _abandon(self, dials: set[asyncio.Task[Connection]]) -> None:
+    async def _abandon(self, dials: set[asyncio.Task[EtcdConnection]]) -> None:
         """Cancel dials, and close the connections that were made nevertheless."""
         for dial in dials:
             dial.cancel()
         for ended in await asyncio.gather(*dials, return_exceptions=True):
-            if isinstance(ended, Connection):
+            if isinstance(ended, EtcdConnection):
                 self._close(ended)
 
-    async def _dial(self, address: str) -> Connection:
+    async def _dial(self, address: str) -> EtcdConnection:
         """Connect to an address, and check that its member answers and has a leader.
 
         Raises:
             EtcdUnavailableError: it does not.
             EtcdError: it is a member of another cluster.
         """
-        connection = Connection(self._open_channel(address), address)
+        connection = EtcdConnection(self._open_channel(address), address)
         try:
             await self._read_members(connection)
             self._check_cluster(connection)
@@ -702,7 +702,7 @@ class Connections:
             raise
         return connection
 
-    def _check_cluster(self, connection: Connection) -> None:
+    def _check_cluster(self, connection: EtcdConnection) -> None:
         if self.cluster_id == 0:
             self.cluster_id = connection.cluster_id
         if connection.cluster_id in (self.cluster_id, 0):
@@ -715,7 +715,7 @@ class Connections:
             raise EtcdError(text)
         raise EtcdUnavailableError(text)
 
-    async def _read_members(self, connection: Connection) -> None:
+    async def _read_members(self, connection: EtcdConnection) -> None:
         """Read the member list through the leader, which shows that the member has one.
 
         Raises:
@@ -779,7 +779,7 @@ class Connections:
     # -------------------------------------------------------------- slow calls
 
     @contextlib.contextmanager
-    def checked_while_slow(self, connection: Connection) -> Iterator[None]:
+    def checked_while_slow(self, connection: EtcdConnection) -> Iterator[None]:
         """Check the member of a connection while this block runs, after a short time.
 
         A member that does not answer is left. Calls that an earlier leader may have lost end.
@@ -800,7 +800,7 @@ class Connections:
             timer.cancel()
             connection.slow_calls.discard(call)
 
-    async def _check(self, connection: Connection) -> None:
+    async def _check(self, connection: EtcdConnection) -> None:
         while connection.slow_calls and not connection.is_closed:
             try:
                 await self._read_members(connection)

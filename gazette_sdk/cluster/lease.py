@@ -41,14 +41,14 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gazette_sdk.cluster.etcd_connections import Connection, Connections
+from gazette_sdk.cluster.etcd_connections import Connections, EtcdConnection
 from gazette_sdk.errors import ConfigurationError, EtcdError, LeaseLostError
 from gazette_sdk.outage import Outage
 
 STOP_S = 5.0
 """Longest wait for the end of the thread after its work was cancelled."""
 
-Renew = Callable[[Connection, int, float], Awaitable[float]]
+Renew = Callable[[EtcdConnection, int, float], Awaitable[float]]
 """Renews a lease over a connection within a time, and returns its new time to live."""
 
 BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -172,7 +172,7 @@ class _Renewals:
         self._loop = asyncio.get_running_loop()
         self._inputs: asyncio.Queue[Input] = asyncio.Queue()
         self._sent: set[asyncio.Task[None]] = set()
-        self._unanswered: Connection | None = None
+        self._unanswered: EtcdConnection | None = None
         self._answered_at = -math.inf
         self._ending: Exception | None = None
         self._outage = Outage(_log, "renewal of the lease")
@@ -220,7 +220,7 @@ class _Renewals:
     async def _renew_once(self, sent_at: float, *, elsewhere: bool) -> None:
         """Send one renewal, and queue its outcome."""
         suspect = self._unanswered if elsewhere else None
-        connection: Connection | None = None
+        connection: EtcdConnection | None = None
         try:
             if suspect is not None:
                 connection = await self._connections.dial_other(suspect)
@@ -233,14 +233,14 @@ class _Renewals:
         except (EtcdError, ConfigurationError) as error:
             if isinstance(error, LeaseLostError):
                 self._ending = error
-                self._inputs.put_nowait(Ended())
+                self._inputs.put_nowait(LeaseEnded())
             else:
                 if sent_at > self._answered_at:  # else a later one was answered
                     self._outage.failed(error)
-                self._inputs.put_nowait(Failed(sent_at))
+                self._inputs.put_nowait(RenewalFailed(sent_at))
         except Exception as error:  # noqa: BLE001 -- raised by `run`: a closed client, or a defect
             self._ending = error
-            self._inputs.put_nowait(Ended())
+            self._inputs.put_nowait(LeaseEnded())
         else:
             self._outage.ended()
             self._answered_at = max(self._answered_at, sent_at)
@@ -250,7 +250,7 @@ class _Renewals:
                 # Etcd answers here, and still not there.
                 self._connections.adopt(connection, suspect)
                 self._unanswered = None
-            self._inputs.put_nowait(Answered(sent_at, ttl_s))
+            self._inputs.put_nowait(RenewalAnswered(sent_at, ttl_s))
         finally:
             if suspect is not None and connection is not None:
                 self._connections.discard(connection)
@@ -324,7 +324,7 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class RenewalAnswered:
     """A renewal was answered: sent at ``sent_at``, for ``ttl_s`` from the receipt on."""
 
     sent_at: float
@@ -332,18 +332,18 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class RenewalFailed:
     """The renewal sent at ``sent_at`` failed: its connection broke, or Etcd refused it."""
 
     sent_at: float
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class LeaseEnded:
     """Etcd answered that the lease does not exist."""
 
 
-Input = Tick | Answered | Failed | Ended
+Input = Tick | RenewalAnswered | RenewalFailed | LeaseEnded
 
 
 def begin(ttl_s: float, now: float) -> Renewal:
@@ -360,9 +360,9 @@ def step(state: Renewal, happened: Input, now: float) -> tuple[Renewal, Effect]:
         now: the time.
     """
     match happened:
-        case Ended():
+        case LeaseEnded():
             return state, Effect.LOST
-        case Answered(sent_at, ttl_s):
+        case RenewalAnswered(sent_at, ttl_s):
             is_last = sent_at >= state.sent_at
             return replace(
                 state,
@@ -370,7 +370,7 @@ def step(state: Renewal, happened: Input, now: float) -> tuple[Renewal, Effect]:
                 is_pending=state.is_pending and not is_last,
                 pending_until=None if sent_at + ttl_s > now else state.pending_until,
             ), Effect.WAIT
-        case Failed(sent_at):
+        case RenewalFailed(sent_at):
             if sent_at < state.sent_at or not state.is_pending:
                 return state, Effect.WAIT  # a later one is on its way, or was answered
             next_at = min(state.next_at, _retry_at(state, now))

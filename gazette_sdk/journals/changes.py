@@ -53,7 +53,7 @@ SELECTED_NAMES_MAX = 100
 """A broker compares every journal with every name of a selector. More names are listed by their
 common directory."""
 
-Outcome: TypeAlias = Literal["created", "updated", "unchanged", "deleted", "applied"]
+ChangeOutcome: TypeAlias = Literal["created", "updated", "unchanged", "deleted", "applied"]
 """Outcome of a change; ``applied`` if the caller may not list, and the others are unknown."""
 
 Existing: TypeAlias = Mapping[str, pb.ListResponse.Journal]
@@ -73,7 +73,7 @@ class AppliedChange:
         spec: spec of the journal; for a deletion the former one, or its name alone.
     """
 
-    outcome: Outcome
+    outcome: ChangeOutcome
     spec: pb.JournalSpec
 
     @property

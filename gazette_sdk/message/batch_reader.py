@@ -45,11 +45,11 @@ from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.delivery import HORIZON_S, Batch, Delivery, Select
 from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.fetcher import (
-    Content,
     ContentQueue,
-    Ended,
-    Failed,
+    FetchedContent,
+    FetchEnded,
     Fetcher,
+    FetchFailed,
     Finished,
     Item,
     Jumped,
@@ -726,7 +726,7 @@ class BatchReader(Generic[T]):
             item = queue.pop()
             if queue is self._replay:
                 self._accept_replayed(item)
-            elif type(item) is Content:
+            elif type(item) is FetchedContent:
                 self._feed(item.journal, self._decoders[item.journal], *item.pieces)
             else:
                 self._accept_event(item)
@@ -749,9 +749,9 @@ class BatchReader(Generic[T]):
                 self._delivery.passed(item.journal, item.offset)
             else:
                 self._pending = (item.journal, decoder, error)
-        elif isinstance(item, Ended):
+        elif isinstance(item, FetchEnded):
             self._end(item)
-        elif isinstance(item, Failed):
+        elif isinstance(item, FetchFailed):
             self._failure = item.error
         else:
             self._finish()
@@ -772,7 +772,7 @@ class BatchReader(Generic[T]):
         )
         self._delivery.open(item.journal, item.offset, is_new=is_new)
 
-    def _end(self, item: Ended) -> None:
+    def _end(self, item: FetchEnded) -> None:
         decoder = self._decoders[item.journal]
         found, error = decoder.finish()
         if len(found):
@@ -816,7 +816,7 @@ class BatchReader(Generic[T]):
         decoder, wanted = self._replay_decoder, self._delivery.replay
         assert decoder is not None
         assert wanted is not None
-        if isinstance(item, Content):
+        if isinstance(item, FetchedContent):
             found, error = decoder.feed(*item.pieces)
             self._delivery.add_replayed(found)
             while error is not None:
@@ -825,7 +825,7 @@ class BatchReader(Generic[T]):
                 self._delivery.add_replayed(found)
         elif isinstance(item, Jumped):
             self._raise_replayed(decoder.jump(item.offset))
-        elif isinstance(item, Ended):
+        elif isinstance(item, FetchEnded):
             _, error = decoder.finish()  # the range ends at a message's begin
             self._raise_replayed(error)
             if item.offset < wanted.end:
@@ -837,7 +837,7 @@ class BatchReader(Generic[T]):
                 )
             self._replay = None
             self._delivery.end_replay()
-        elif isinstance(item, Failed):
+        elif isinstance(item, FetchFailed):
             is_deleted = isinstance(item.error, JournalNotFoundError)
             if not self._plan.block or self._plan.is_fixed or not is_deleted:
                 raise item.error

@@ -90,7 +90,7 @@ class Opened:
         return dataclasses.replace(self, offset=offset, continues=False)
 
 
-class Content:
+class FetchedContent:
     """Content that continues where the journal's last item ended."""
 
     __slots__ = ("journal", "length_bytes", "pieces")
@@ -110,7 +110,7 @@ class Jumped:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class FetchEnded:
     """End of the read of a journal, at its write head or at the end offset."""
 
     journal: str
@@ -118,7 +118,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FetchFailed:
     """Error that ends all reads."""
 
     error: Exception
@@ -129,7 +129,7 @@ class Finished:
     """End of the queue."""
 
 
-Item: TypeAlias = Opened | Content | Jumped | Ended | Failed | Finished
+Item: TypeAlias = Opened | FetchedContent | Jumped | FetchEnded | FetchFailed | Finished
 """An item of the queue."""
 
 
@@ -160,7 +160,7 @@ class ContentQueue:
         self._item_bytes_max = item_bytes_max
         self._items: deque[Item] = deque()
         # Content in the queue that may grow, by journal.
-        self._growing: dict[str, Content] = {}
+        self._growing: dict[str, FetchedContent] = {}
         # Held while content is joined, or removed.
         self._lock = threading.RLock()
         self._has_room = asyncio.Event()
@@ -187,7 +187,7 @@ class ContentQueue:
 
     def put(self, item: Item) -> None:
         """Add an item, and wake the consumer."""
-        if not isinstance(item, Failed | Finished):
+        if not isinstance(item, FetchFailed | Finished):
             self._growing.pop(item.journal, None)
         self._items.append(item)
         self._wake()
@@ -202,7 +202,7 @@ class ContentQueue:
                 last.pieces.append(content)
                 last.length_bytes += length
                 return
-            self._growing[journal] = item = Content(journal, content)
+            self._growing[journal] = item = FetchedContent(journal, content)
         self._items.append(item)
         self._wake()
 
@@ -251,7 +251,7 @@ class ContentQueue:
         """Remove the first item. Only after :meth:`wait` or :meth:`wait_async`."""
         with self._lock:
             item = self._items.popleft()
-            if not isinstance(item, Content):
+            if not isinstance(item, FetchedContent):
                 return item
             if self._growing.get(item.journal) is item:
                 self._growing.pop(item.journal, None)  # put() holds no lock
@@ -650,8 +650,8 @@ class Fetcher:
             end: offset after the last byte.
 
         Returns:
-            A queue of ``Content`` and ``Jumped``, then ``Ended`` or ``Failed``, then
-            ``Finished``.
+            A queue of ``FetchedContent`` and ``Jumped``, then ``FetchEnded`` or ``FetchFailed``,
+            then ``Finished``.
         """
         queue = ContentQueue(self.loop, REPLAY_BYTES_MAX)
         self.loop.call_soon_threadsafe(self._start_replay, queue, journal, begin, end)
@@ -703,13 +703,13 @@ class Fetcher:
                 await self._fetch()
             except asyncio.CancelledError:
                 if not self._is_stopped:
-                    self.queue.put(Failed(_loop_closed()))
+                    self.queue.put(FetchFailed(_loop_closed()))
                 raise
             except GazetteError as error:
-                self.queue.put(Failed(error))
+                self.queue.put(FetchFailed(error))
             except Exception as error:  # noqa: BLE001 - the task's boundary: the consumer raises it
                 _log.exception("reading %s failed", self._plan.text)
-                self.queue.put(Failed(error))
+                self.queue.put(FetchFailed(error))
             finally:
                 self.queue.put(Finished())
             if self.owns_transport:
@@ -744,7 +744,7 @@ class Fetcher:
                 f"while offsets {begin} to {end} of {journal} were read again: a transaction which"
                 " was acknowledged began there"
             )
-            queue.put(Failed(error))
+            queue.put(FetchFailed(error))
         finally:
             queue.put(Finished())
 
@@ -861,7 +861,7 @@ class Fetcher:
                         await watched.changed()
                     if isinstance(watched.error, ClosedError | ConfigurationError):
                         # The transport was closed, so that the watch and all reads have ended.
-                        self.queue.put(Failed(watched.error))
+                        self.queue.put(FetchFailed(watched.error))
                         return
 
     async def _first_listing(self, watched: WatchedList) -> None:
@@ -900,7 +900,7 @@ class Fetcher:
         try:
             start = await self._positions.start(name, revision, is_new=is_new)
         except GazetteError as error:
-            self.queue.put(Failed(error))
+            self.queue.put(FetchFailed(error))
             return
         offset = start.offset
         end_offset = self._plan.end_offsets.get(name, 0)
@@ -911,7 +911,7 @@ class Fetcher:
         )
         if name in self._plan.end_offsets and end_offset <= offset:
             # A read with the end offset 0 has no end, and there is nothing to read.
-            self.queue.put(Ended(name, offset))
+            self.queue.put(FetchEnded(name, offset))
             return
         attempt = 0
         while True:
@@ -931,13 +931,13 @@ class Fetcher:
             except (SuspendedError, JournalNotFoundError) as error:
                 is_deleted = isinstance(error, JournalNotFoundError)
                 if not self._plan.block or (self._plan.is_fixed and is_deleted):
-                    self.queue.put(Failed(error))
+                    self.queue.put(FetchFailed(error))
                     return
                 # An append resumes the journal; or the listing, which ends this task, is late.
                 await pause(attempt)
                 attempt += 1
             except GazetteError as error:
-                self.queue.put(Failed(error))
+                self.queue.put(FetchFailed(error))
                 return
             else:
                 return
@@ -969,7 +969,7 @@ class Fetcher:
                     raise
                 content = None  # the journal holds nothing to read
             if content is None:
-                queue.put(Ended(name, reader.offset))
+                queue.put(FetchEnded(name, reader.offset))
                 return
             response = reader.response
             self.write_heads[name] = max(reader.offset, response.write_head if response else 0)

@@ -45,7 +45,7 @@ ServerEvent = CallBegan | CallRefused | Item | HalfClosed | Aborted | Ping | Pon
 """Meaning of a frame of the client."""
 
 
-class ReceiveState(enum.IntEnum):
+class ServedReceiveState(enum.IntEnum):
     """State of receiving: the progress of the newest call."""
 
     OPENING = 0
@@ -76,11 +76,11 @@ class ServerEffect(enum.IntEnum):
     VIOLATION = 8
 
 
-_S = ReceiveState
+_S = ServedReceiveState
 _E = ServerEffect
 _VIOLATION = (_E.VIOLATION, _S.IDLE)
 
-_CALLS: dict[tuple[ReceiveState, Kind], tuple[ServerEffect, ReceiveState]] = {
+_CALLS: dict[tuple[ServedReceiveState, Kind], tuple[ServerEffect, ServedReceiveState]] = {
     # The state after a CALL depends on its method.
     (_S.IDLE, Kind.CALL): (_E.BEGIN, _S.IDLE),
     (_S.SENT, Kind.CALL): (_E.BEGIN, _S.IDLE),
@@ -100,7 +100,7 @@ _CALLS: dict[tuple[ReceiveState, Kind], tuple[ServerEffect, ReceiveState]] = {
 _ANY_TIME = {Kind.PING: _E.PING, Kind.PONG: _E.PONG, Kind.GOAWAY: _E.GOAWAY}
 
 
-def _entry(state: ReceiveState, kind: int) -> tuple[ServerEffect, ReceiveState]:
+def _entry(state: ServedReceiveState, kind: int) -> tuple[ServerEffect, ServedReceiveState]:
     if state is _S.OPENING or kind == 0:
         return _VIOLATION
     if Kind(kind) in _ANY_TIME:
@@ -108,7 +108,9 @@ def _entry(state: ReceiveState, kind: int) -> tuple[ServerEffect, ReceiveState]:
     return _CALLS.get((state, Kind(kind)), _VIOLATION)
 
 
-TABLE = tuple(tuple(_entry(state, kind) for kind in range(len(Kind) + 1)) for state in ReceiveState)
+TABLE = tuple(
+    tuple(_entry(state, kind) for kind in range(len(Kind) + 1)) for state in ServedReceiveState
+)
 """``TABLE[state][kind]`` is the effect of a frame, and the state after it."""
 
 # The code that runs for every frame compares integers: comparing enum members costs several times
@@ -152,7 +154,7 @@ class ServerCalls(Calls):
     def __init__(self, methods: Mapping[int, MethodTraits] = METHODS) -> None:
         super().__init__()
         self._methods = methods
-        self._state = int(ReceiveState.OPENING)
+        self._state = int(ServedReceiveState.OPENING)
         self._open: deque[tuple[MethodTraits, bool]] = deque()
         self._responses = 0
         self._before_succeeded = True
@@ -170,7 +172,7 @@ class ServerCalls(Calls):
     @property
     def sending(self) -> int:
         """The call that the client is still sending, or 0."""
-        return self._newest if self._state == ReceiveState.SENDING else 0
+        return self._newest if self._state == ServedReceiveState.SENDING else 0
 
     # -------------------------------------------------------------------- receiving
 
@@ -201,7 +203,7 @@ class ServerCalls(Calls):
         """Process a frame of the less frequent kinds."""
         event: ServerEvent | None = None
         if effect == ServerEffect.VIOLATION:
-            self.failed = StreamProtocolError(out_of_order(frame, ReceiveState(self._state)))
+            self.failed = StreamProtocolError(out_of_order(frame, ServedReceiveState(self._state)))
             raise self.failed
         if effect == ServerEffect.ABORT:
             event = Aborted(self._newest)
@@ -247,12 +249,12 @@ class ServerCalls(Calls):
     def _refuse_call(self, method: int, traits: MethodTraits | None) -> CallRefused:
         """Add a call that is not to be run, and drop its further frames."""
         call = self._newest = self._newest + 1
-        self._state = int(ReceiveState.EARLY)
+        self._state = int(ServedReceiveState.EARLY)
         if traits is None:
             self._open.append((MethodTraits(), False))
             return CallRefused(call, Code.UNIMPLEMENTED, f"no method {method}", NOT_RUN)
         if not traits.client_streams:
-            self._state = int(ReceiveState.ANSWERED)
+            self._state = int(ServedReceiveState.ANSWERED)
         self._open.append((traits, False))
         return CallRefused(call, Code.UNAVAILABLE, "the server is going away", NOT_RUN)
 
@@ -260,9 +262,9 @@ class ServerCalls(Calls):
 
     def hello(self, zone: str = "", suffix: str = "") -> bytes:
         """Return the connection's first frame. Write it as soon as the preface was received."""
-        if self._state != ReceiveState.OPENING:
+        if self._state != ServedReceiveState.OPENING:
             raise StreamProtocolError("HELLO was sent already")
-        self._state = int(ReceiveState.IDLE)
+        self._state = int(ServedReceiveState.IDLE)
         return encode_hello(zone, suffix)
 
     def skips(self, call: int) -> bool:

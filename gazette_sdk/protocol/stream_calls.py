@@ -637,7 +637,7 @@ STALL_MAX_S = 60.0
 STALLED_BYTES = 64 << 10
 
 
-class Verdict(enum.Enum):
+class LivenessCheck(enum.Enum):
     """Result of a check."""
 
     WAIT = "check again at the deadline"
@@ -682,7 +682,7 @@ class Liveness:
         """Note data sent to the peer."""
         self.unread_bytes += length_bytes
 
-    def check(self, now: float, *, reading_paused: bool = False) -> Verdict:
+    def check(self, now: float, *, reading_paused: bool = False) -> LivenessCheck:
         """Decide what to do, and set the next deadline.
 
         Args:
@@ -693,16 +693,16 @@ class Liveness:
         if reading_paused:
             self.restart(now)
             self.deadline = now + PING_AFTER_S
-            return Verdict.PING
+            return LivenessCheck.PING
         silent_s = now - self.heard_at
         bound_s = STALL_MAX_S if self.unread_bytes > STALLED_BYTES else SILENCE_MAX_S
         if silent_s >= bound_s:
-            return Verdict.DROP
+            return LivenessCheck.DROP
         if silent_s >= PING_AFTER_S:
             self.deadline = now + min(bound_s - silent_s, PING_AFTER_S)
-            return Verdict.PING
+            return LivenessCheck.PING
         self.deadline = self.heard_at + PING_AFTER_S
-        return Verdict.WAIT
+        return LivenessCheck.WAIT
 
     def silent_s(self, now: float) -> float:
         """Return the seconds since the peer was last heard."""

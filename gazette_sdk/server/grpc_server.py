@@ -32,7 +32,7 @@ from gazette_sdk.errors import CallError, GazetteError, UnauthenticatedError
 from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability
 from gazette_sdk.protocol.rules import ERROR_METADATA, Rpc
 from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, Call, call_of
-from gazette_sdk.server.metrics import SUCCESS, Outcome, malformed, meters_of, outcome_of
+from gazette_sdk.server.metrics import SUCCESS, CallStatus, malformed, meters_of, outcome_of
 from gazette_sdk.server.splice import Splicer
 
 DEFAULT_MAX_RECEIVE_BYTES = 4 * 1024 * 1024
@@ -361,7 +361,7 @@ class _Handler:
                 )
             )
         except asyncio.CancelledError:
-            outcome = Outcome("CANCELLED")
+            outcome = CallStatus("CANCELLED")
             raise
         except Exception as error:  # noqa: BLE001 - the outermost boundary of a call
             outcome = outcome_of(error, self._path)

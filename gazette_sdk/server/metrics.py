@@ -203,7 +203,7 @@ CODES = {name: number for number, name in enumerate(CODE_NAMES)}
 """Numbers of gRPC's status codes."""
 
 
-class Outcome(NamedTuple):
+class CallStatus(NamedTuple):
     """Status of a call that has ended.
 
     Attributes:
@@ -222,10 +222,10 @@ class Outcome(NamedTuple):
         return CODES[self.code]
 
 
-SUCCESS = Outcome("OK")
+SUCCESS = CallStatus("OK")
 
 
-def outcome_of(error: Exception, path: str) -> Outcome:
+def outcome_of(error: Exception, path: str) -> CallStatus:
     """Return the outcome of a call that raised, and log it.
 
     A :class:`CallError` keeps its code. Every other error, also a bug, is UNKNOWN.
@@ -236,13 +236,13 @@ def outcome_of(error: Exception, path: str) -> Outcome:
     """
     if not isinstance(error, GazetteError):
         _log.error("call failed unexpectedly", extra={"method": path}, exc_info=error)
-        return Outcome("UNKNOWN", described(error)[:MAX_DETAILS])
+        return CallStatus("UNKNOWN", described(error)[:MAX_DETAILS])
     code, text = "UNKNOWN", text_of(error)
     if isinstance(error, CallError) and CODES.get(error.code):
         code = error.code
     _log.debug("call failed", extra={"method": path, "err": text})
     kind = type(error).__name__ if isinstance(error, StoreError) else ""
-    return Outcome(code, text[:MAX_DETAILS], kind)
+    return CallStatus(code, text[:MAX_DETAILS], kind)
 
 
 def malformed(path: str) -> CallError:

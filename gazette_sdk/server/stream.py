@@ -70,7 +70,7 @@ from gazette_sdk.protocol.stream_frames import (
 from gazette_sdk.server.call import MAX_CHUNK_BYTES, Call, call_of
 from gazette_sdk.server.grpc_server import ActiveCall
 from gazette_sdk.server.listener import UnknownCost, UnknownShare, peer_of
-from gazette_sdk.server.metrics import SUCCESS, Outcome, meters_of, outcome_of
+from gazette_sdk.server.metrics import SUCCESS, CallStatus, meters_of, outcome_of
 
 
 class Answer(NamedTuple):
@@ -331,7 +331,7 @@ SILENT_TICKS_MAX = 20
 
 _CALL = int(Kind.CALL)
 
-_ABORTED = Outcome("CANCELLED", "the client gave the call up")
+_ABORTED = CallStatus("CANCELLED", "the client gave the call up")
 
 
 class StreamHost(Protocol):
@@ -685,9 +685,11 @@ class StreamConnection(asyncio.BufferedProtocol):
 INTAKE_LOW_BYTES = 256 << 10
 """A connection that is not read, since too much waits, is read again when only this much waits."""
 
-_EXPIRED = Outcome("DEADLINE_EXCEEDED", "the call's time is over")
-_NOT_BEGUN = Outcome("DEADLINE_EXCEEDED", "the call's time was over before its turn came", NOT_RUN)
-_STOPPED = Outcome("CANCELLED", "the server gave the call up, since it stops")
+_EXPIRED = CallStatus("DEADLINE_EXCEEDED", "the call's time is over")
+_NOT_BEGUN = CallStatus(
+    "DEADLINE_EXCEEDED", "the call's time was over before its turn came", NOT_RUN
+)
+_STOPPED = CallStatus("CANCELLED", "the server gave the call up, since it stops")
 
 _Task: TypeAlias = asyncio.Task[Answer] | asyncio.Task[Answer | None]
 
@@ -746,7 +748,7 @@ class StreamServing:
             self._is_serving = False
         self._output.flush()
 
-    def give_up(self, call: StreamCall, outcome: Outcome) -> None:
+    def give_up(self, call: StreamCall, outcome: CallStatus) -> None:
         """End the newest call with this outcome."""
         if call.given_up is None:
             call.given_up = outcome
@@ -881,7 +883,7 @@ class StreamServing:
             self._group = None
         self.serve()
 
-    def _answer(self, call: StreamCall, outcome: Outcome, answer: Answer | None) -> None:
+    def _answer(self, call: StreamCall, outcome: CallStatus, answer: Answer | None) -> None:
         """Queue a call's answer or its status for the next write."""
         calls, output = self._calls, self._output
         if answer is not None:
@@ -894,7 +896,7 @@ class StreamServing:
             self.cancel()
             self._connection.stopped()
 
-    def _count(self, call: StreamCall, outcome: Outcome, began_s: float) -> None:
+    def _count(self, call: StreamCall, outcome: CallStatus, began_s: float) -> None:
         meters = call.method.meters
         meters.received += call.received
         meters.handled(outcome.code, time.monotonic() - began_s)
@@ -976,7 +978,7 @@ class StreamCall:
         self.method = method
         self.request = began.request
         self.metadata = began.head.metadata
-        self.given_up: Outcome | None = None
+        self.given_up: CallStatus | None = None
         self.deadline_s: float | None = None
         self.received = 1
         self._calls = calls
@@ -1093,7 +1095,7 @@ class StreamCall:
         return frame
 
 
-def _outcome(call: StreamCall, task: _Task) -> tuple[Outcome, Answer | None]:
+def _outcome(call: StreamCall, task: _Task) -> tuple[CallStatus, Answer | None]:
     """Return the outcome of a call whose task has ended, and its answer if it succeeded."""
     if task.cancelled():
         return call.given_up or _STOPPED, None

@@ -12,7 +12,7 @@ from gazette_sdk import shard
 from gazette_sdk.message.checkpoint import Checkpoint, ProducerState
 from gazette_sdk.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
 from gazette_sdk.protocol import consumer_pb2 as cpb
-from gazette_sdk.shard.transaction.consume import Consumer, Input
+from gazette_sdk.shard.transaction.consume import Input, MessageConsumer
 from gazette_sdk.shard.transaction.failure import BadRecords
 from gazette_sdk.shard.transaction.machine import Action, Current, TransactionMachine
 from gazette_sdk.shard.transaction.transaction import Transaction
@@ -143,7 +143,7 @@ async def reenact(scenario):
     spec = cpb.ShardSpec(id="shard", sources=[cpb.ShardSpec.Source(journal=name)])
     output = MemoryOutput()
     handle = shard.Shard("shard", spec, Path("/nowhere"), "gold/shard")
-    consumer = Consumer(
+    consumer = MessageConsumer(
         application,
         Transaction(handle, Nothing(), output),
         output,

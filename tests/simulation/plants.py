@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gazette_sdk.broker.append import append, common_case
-from gazette_sdk.broker.append.machine import Verdict, judge_preconditions
+from gazette_sdk.broker.append.machine import Checked, judge_preconditions
 from gazette_sdk.broker.failover import decision as replacement
 from gazette_sdk.broker.failover import failover as rebuilder
 from gazette_sdk.broker.failover import pause_guard
@@ -47,7 +47,7 @@ def _reuse_offsets() -> None:
 
     def judge(
         request: Any, terms: Any, registers: Any, spool: Any, index: Summary, **others: Any
-    ) -> Verdict:
+    ) -> Checked:
         index = Summary(min(index.begin, spool.end), spool.end, index.mod_time)
         return judge_preconditions(request, terms, registers, spool, index, **others)
 

@@ -24,7 +24,7 @@ from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.rules import complete
 from gazette_sdk.server.call import Call
-from gazette_sdk.server.metrics import SUCCESS, Outcome, outcome_of
+from gazette_sdk.server.metrics import SUCCESS, CallStatus, outcome_of
 from gazette_sdk.transport.grpc import StreamedPipeline
 from gazette_sdk.transport.router import RoutedTransport
 from gazette_sdk.transport.wire import (
@@ -263,7 +263,7 @@ class _ClientCall:
         self._connection = connection
         self._end = connection.client
         self._lost = lost
-        self._received: deque[bytes | Chunk | Outcome] = deque()
+        self._received: deque[bytes | Chunk | CallStatus] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._end.on_message, self._end.on_broken = self._message, self._broken
         connection.send(self._end, (what, opening))
@@ -282,7 +282,7 @@ class _ClientCall:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         item = self._received[0]
-        if not isinstance(item, Outcome):
+        if not isinstance(item, CallStatus):
             return self._received.popleft()
         if item.code == "OK":
             return None
@@ -294,12 +294,12 @@ class _ClientCall:
 
     def give_up(self) -> None:
         """End the call: the broker cancels it, unless it has ended."""
-        if any(isinstance(item, Outcome) for item in self._received):
+        if any(isinstance(item, CallStatus) for item in self._received):
             self._connection.over()
         else:
             self._connection.close(self._end, ConnectionResetError("the call was cancelled"))
 
-    def _message(self, item: bytes | Chunk | Outcome) -> None:
+    def _message(self, item: bytes | Chunk | CallStatus) -> None:
         self._received.append(item)
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
@@ -307,7 +307,7 @@ class _ClientCall:
 
     def _broken(self, error: Exception) -> None:
         self._lost()
-        self._message(Outcome("UNAVAILABLE", f"the connection broke: {error}"))
+        self._message(CallStatus("UNAVAILABLE", f"the connection broke: {error}"))
 
 
 # ---------------------------------------------------------------------- broker
@@ -357,7 +357,7 @@ class _ServerCall:
         else:
             self._send(SUCCESS)
 
-    def _send(self, item: bytes | Chunk | Outcome) -> None:
+    def _send(self, item: bytes | Chunk | CallStatus) -> None:
         self._connection.send(self._end, item)
 
     async def _serve(self, what: str, opening: bytes) -> None:

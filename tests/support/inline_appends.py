@@ -15,7 +15,7 @@ from gazette_sdk import Publisher, Reader
 from gazette_sdk.message.receipt import Receipt
 from gazette_sdk.transport.append import appender
 from gazette_sdk.transport.append import appender as service
-from gazette_sdk.transport.append.appender import Sender
+from gazette_sdk.transport.append.appender import AppendSender
 from gazette_sdk.transport.stream.blocking import BlockingClient
 
 __all__ = [
@@ -93,7 +93,7 @@ def until_inline(publisher: Publisher, appends: list[str]) -> int:
 def until_idle(publisher: Publisher) -> None:
     """Wait until nobody sends to any journal."""
     outboxes = publisher._sender.outboxes.values()
-    until(lambda: all(each.appender._sender is Sender.NOBODY for each in outboxes))
+    until(lambda: all(each.appender._sender is AppendSender.NOBODY for each in outboxes))
 
 
 def are_done(receipts: list[Receipt]) -> bool:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.append.appender import AppendService, JournalAppender, Sender
+from gazette_sdk.transport.append.appender import AppendSender, AppendService, JournalAppender
 from gazette_sdk.transport.append.queue import STREAMING_COUNT_MIN, PendingAppend
 from gazette_sdk.transport.base import AppendRoute
 from gazette_sdk.transport.wire import Answered, BlockingCall
@@ -297,7 +297,7 @@ class ScriptedJournal:
         return self.route
 
     @property
-    def sender(self) -> Sender:
+    def sender(self) -> AppendSender:
         return self.appender._sender
 
     def append(self, content: bytes, **options: Any) -> PendingAppend:

@@ -21,7 +21,7 @@ from gazette_sdk.server.authorization import Authorization
 from gazette_sdk.server.json_gateway import JsonGateway
 from gazette_sdk.server.process import Server
 from gazette_sdk.shard.consumer.client import ShardClient
-from gazette_sdk.shard.consumer.resolver import Resolver
+from gazette_sdk.shard.consumer.resolver import ShardResolver
 from gazette_sdk.shard.consumer.service import ShardService, json_methods, shard_methods
 
 ROOT = "/gazette/consumers/app"
@@ -122,7 +122,7 @@ class ScriptedShard:
 
 def scripted_resolver(
     keyspace: ConsumerKeySpace, suffix: str
-) -> tuple[Resolver[ScriptedShard], list[ScriptedShard]]:
+) -> tuple[ShardResolver[ScriptedShard], list[ScriptedShard]]:
     """A resolver, and all shards that it made."""
     made: list[ScriptedShard] = []
 
@@ -130,7 +130,7 @@ def scripted_resolver(
         made.append(ScriptedShard(item.id, item.create_revision))
         return made[-1]
 
-    resolver: Resolver[ScriptedShard] = Resolver(
+    resolver: ShardResolver[ScriptedShard] = ShardResolver(
         keyspace, process_id(suffix), make=make, shut_down=lambda _, shard: shard.shut_down()
     )
     return resolver, made
@@ -175,7 +175,7 @@ class ServedShards:
     server: Server
     etcd: Etcd
     keyspace: ConsumerKeySpace
-    resolver: Resolver[ScriptedShard]
+    resolver: ShardResolver[ScriptedShard]
     service: ShardService
     client: ShardClient
     shards: list[ScriptedShard] = field(default_factory=list)

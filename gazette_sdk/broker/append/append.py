@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from gazette_sdk.broker.append.content import Content
+from gazette_sdk.broker.append.content import ClientContent
 from gazette_sdk.broker.append.machine import (
     ENDS,
     SYNC_ROUNDS_MAX,
@@ -553,7 +553,9 @@ class _Append:
         pipeline, flow = self._current_pipeline(), replica.flow
         request, terms, spool = self._request, self._terms, pipeline.spool
 
-        content = Content(may_have_content=terms.may_write and may_carry_content(request.suspend))
+        content = ClientContent(
+            may_have_content=terms.may_write and may_carry_content(request.suspend)
+        )
         flow.reset(terms.max_append_rate, int(self._loop.time() * 1000))
         await content.receive(self._items, pipeline, flow, invalidated, self._roll)
         self._total_chunks, self._delayed_chunks = flow.total_chunks, flow.delayed_chunks

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from gazette_sdk.broker.append.flow_control import TICK_MS, FlowControl, Verdict
+from gazette_sdk.broker.append.flow_control import TICK_MS, Credit, FlowControl
 from gazette_sdk.broker.append.machine import (
     ContentEffect,
     ContentInput,
@@ -71,7 +71,7 @@ class Pace:
 
     def charge(self, length_bytes: int) -> bool:
         """Account for a message with content. Return True if :meth:`held` must be awaited."""
-        return self._flow.chunk(length_bytes) is Verdict.HOLD
+        return self._flow.chunk(length_bytes) is Credit.HOLD
 
     async def held(self) -> None:
         """Wait until there is credit for the current message."""
@@ -86,10 +86,10 @@ class Pace:
             self._flow.excuse(now_ms)
             return
         verdict = self._flow.tick(now_ms)
-        if verdict is Verdict.UNDERFLOW:
+        if verdict is Credit.UNDERFLOW:
             self._timer.cancel()
             self._scope.reschedule(self._loop.time())
-        elif verdict is Verdict.GO:
+        elif verdict is Credit.GO:
             self._release()
 
     def _lift(self) -> None:
@@ -101,7 +101,7 @@ class Pace:
             self._paid.set_result(None)
 
 
-class Content:
+class ClientContent:
     """Outcome of a client's stream.
 
     Args:

@@ -16,8 +16,8 @@ _MS: Final = 1000
 _BALANCE_CAP_S: Final = 10
 
 
-class Verdict(enum.Enum):
-    """Verdict on a chunk or a tick."""
+class Credit(enum.Enum):
+    """Credit for a chunk, or at a tick."""
 
     GO = enum.auto()
     """There is credit for the current chunk, or no chunk."""
@@ -75,7 +75,7 @@ class FlowControl:
             self.balance = self.max_rate
             self._last_ms = now_ms
 
-    def chunk(self, length_bytes: int, messages: int = 1) -> Verdict:
+    def chunk(self, length_bytes: int, messages: int = 1) -> Credit:
         """Account for a chunk. No other may follow before there is credit for it.
 
         Args:
@@ -90,15 +90,15 @@ class FlowControl:
         self.total_chunks += messages
         if not self.max_rate and not self.balance:
             self.spent = min(self.spent + length_bytes, self.min_rate)
-            return Verdict.GO
+            return Credit.GO
         self.charge = length_bytes
         self._debit()
         if self.charge:
             self.delayed_chunks += 1
-            return Verdict.HOLD
-        return Verdict.GO
+            return Credit.HOLD
+        return Credit.GO
 
-    def tick(self, now_ms: int) -> Verdict:
+    def tick(self, now_ms: int) -> Credit:
         """Account for the time since the last tick.
 
         Credit accrues before the minimum rate is checked: a late tick does not end an append
@@ -106,13 +106,13 @@ class FlowControl:
         """
         elapsed_ms = self._accrue(now_ms)
         if elapsed_ms < 0:
-            return Verdict.HOLD if self.charge else Verdict.GO
+            return Credit.HOLD if self.charge else Credit.GO
         if self.min_rate:
             self.spent = max(0, self.spent - self.min_rate * elapsed_ms // _MS)
         self._debit()
         if self.min_rate and self.spent <= 0:
-            return Verdict.UNDERFLOW
-        return Verdict.HOLD if self.charge else Verdict.GO
+            return Credit.UNDERFLOW
+        return Credit.HOLD if self.charge else Credit.GO
 
     def excuse(self, now_ms: int) -> None:
         """Account for time in which the client waited for us. The minimum rate ignores it."""

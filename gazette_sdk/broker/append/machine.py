@@ -366,7 +366,7 @@ class Terms:
         self.codec = fragment.compression_codec
 
 
-class Verdict(NamedTuple):
+class Checked(NamedTuple):
     """Result of the preconditions.
 
     Attributes:
@@ -383,7 +383,7 @@ class Verdict(NamedTuple):
     suspend: pb.JournalSpec.Suspend | None = None
 
 
-_AGREED = Verdict(Input.AGREED)
+_AGREED = Checked(Input.AGREED)
 
 
 def judge_preconditions(  # noqa: PLR0911 - one per precondition
@@ -395,7 +395,7 @@ def judge_preconditions(  # noqa: PLR0911 - one per precondition
     *,
     now: float,
     is_followed: bool = False,
-) -> Verdict:
+) -> Checked:
     """Preconditions 2 to 9 of broker section 5.1, in their order.
 
     The first, a refreshed index and a healthy store, has to be awaited: see `store_health`.
@@ -425,18 +425,18 @@ def judge_preconditions(  # noqa: PLR0911 - one per precondition
         and registers.labels
         and not matches(request.check_registers, registers)
     ):
-        return Verdict(Input.REFUSED, pb.REGISTER_MISMATCH)
+        return Checked(Input.REFUSED, pb.REGISTER_MISMATCH)
     if head < terms.suspended_at:
-        return Verdict(Input.ROLL, roll_to=terms.suspended_at)
+        return Checked(Input.ROLL, roll_to=terms.suspended_at)
     if head != head_max and offset == 0 and terms.may_write:
         if is_followed:
-            return Verdict(Input.ROLL, roll_to=head_max)
-        return Verdict(Input.REFUSED, pb.INDEX_HAS_GREATER_OFFSET)
+            return Checked(Input.ROLL, roll_to=head_max)
+        return Checked(Input.REFUSED, pb.INDEX_HAS_GREATER_OFFSET)
     if offset not in (0, head_max):
-        return Verdict(Input.REFUSED, pb.WRONG_APPEND_OFFSET)
+        return Checked(Input.REFUSED, pb.WRONG_APPEND_OFFSET)
     if offset != 0 and head != head_max:
         # By the explicit offset the operator states that no broker holds unstored content.
-        return Verdict(Input.ROLL, roll_to=head_max)
+        return Checked(Input.ROLL, roll_to=head_max)
 
     suspension = judge_suspension(
         terms.spec,
@@ -448,15 +448,15 @@ def judge_preconditions(  # noqa: PLR0911 - one per precondition
     )
     if suspension.write is not None:
         roll_to = head if suspension.close_fragment else 0
-        return Verdict(Input.SUSPENSION, roll_to=roll_to, suspend=suspension.write)
+        return Checked(Input.SUSPENSION, roll_to=roll_to, suspend=suspension.write)
     if suspension.refused:
-        return Verdict(Input.REFUSED, pb.SUSPENDED)
+        return Checked(Input.REFUSED, pb.SUSPENDED)
 
     # The journal's first fragment is closed early, so that its store soon is visibly not empty:
     # the loss of every broker must not look like a journal that is new.
     roll_to = head if spool.begin == index_begin else 0
     status = pb.SUSPENDED if suspension.is_suspended else pb.OK
-    return Verdict(Input.AGREED, status, roll_to) if roll_to or status else _AGREED
+    return Checked(Input.AGREED, status, roll_to) if roll_to or status else _AGREED
 
 
 def next_proposal(

@@ -398,7 +398,7 @@ async def run_allocator(
         await keyspace.wait_for_revision(next_revision)
 
 
-class _Outcome(NamedTuple):
+class _RoundOutcome(NamedTuple):
     """Outcome of a round: True if all of it was written, and the last revision (0: no write)."""
 
     succeeded: bool
@@ -435,7 +435,7 @@ class _Allocator:
         self._shortage_timer: asyncio.TimerHandle | None = None
         self._logged_shortage: _Shortage | None = None  # what was logged of a shortage that lasts
 
-    async def round(self, leader: MemberEntry[Any]) -> _Outcome:
+    async def round(self, leader: MemberEntry[Any]) -> _RoundOutcome:
         """Run one round."""
         # The round is built from one snapshot, even if the mirror changes meanwhile.
         state = State(self._keyspace, self._allocation)
@@ -462,13 +462,13 @@ class _Allocator:
                 await txn.flush()
         except EtcdError as error:
             self._outage.failed(error)
-            return _Outcome(succeeded=False, revision=txn.revision)
+            return _RoundOutcome(succeeded=False, revision=txn.revision)
         self._outage.ended()
         metrics.CONVERGE.inc()
         metrics.ITEMS.set(len(state.items))
         metrics.MEMBERS.set(len(state.members))
         metrics.DESIRED_REPLICATION_SLOTS.set(state.item_slots)
-        return _Outcome(succeeded=True, revision=txn.revision)
+        return _RoundOutcome(succeeded=True, revision=txn.revision)
 
     async def _solve(self, state: State) -> list[list[int]]:
         started = time.monotonic()

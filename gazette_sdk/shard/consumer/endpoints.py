@@ -60,7 +60,7 @@ from gazette_sdk.server.http import CONTENT_HEADERS, Target, origin_form
 from gazette_sdk.server.listener import PeerLimits, peer_of
 from gazette_sdk.shard.application.endpoints import Endpoint, Handler, Parameters, Query
 from gazette_sdk.shard.consumer.client import ShardClient
-from gazette_sdk.shard.consumer.resolver import Resolution, Resolver, primary_of
+from gazette_sdk.shard.consumer.resolver import ShardResolution, ShardResolver, primary_of
 from gazette_sdk.shard.consumer.shard import LocalShard
 from gazette_sdk.shard.workers import on_worker
 from gazette_sdk.transport.base import Transport
@@ -304,7 +304,7 @@ class EndpointCalls:
 
     def __init__(
         self,
-        resolver: Resolver[LocalShard],
+        resolver: ShardResolver[LocalShard],
         *,
         transport: Transport,
         queries: Queries,
@@ -365,7 +365,7 @@ class EndpointCalls:
     @asynccontextmanager
     async def resolve(
         self, shard: str, claims: Claims, call: Call, header: pb.Header | None = None
-    ) -> AsyncIterator[Resolution[LocalShard]]:
+    ) -> AsyncIterator[ShardResolution[LocalShard]]:
         """Resolve the shard of a call, here or elsewhere; its store stays open meanwhile.
 
         Args:

@@ -47,7 +47,7 @@ from gazette_sdk.shard.application.handler import ShardGenerator
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.config import ConsumerConfig
 from gazette_sdk.shard.consumer.endpoints import EndpointCalls, HttpEndpoints, Queries
-from gazette_sdk.shard.consumer.resolver import Resolver
+from gazette_sdk.shard.consumer.resolver import ShardResolver
 from gazette_sdk.shard.consumer.service import ShardService, application_methods
 from gazette_sdk.shard.consumer.shard import LocalShard, ShardParts
 from gazette_sdk.shard.transaction.consume import OnStep
@@ -118,7 +118,7 @@ class Consumer:
     endpoints: HttpEndpoints
     _calls: EndpointCalls
     methods: Sequence[Method]
-    resolver: Resolver[LocalShard]
+    resolver: ShardResolver[LocalShard]
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class Consumer:
             new_on_step=type(self).new_on_step,
             exits=self._member.fail,
         )
-        self.resolver = Resolver(
+        self.resolver = ShardResolver(
             self.keyspace,
             self._id,
             make=lambda entry, _: LocalShard(entry, parts),

@@ -60,7 +60,7 @@ S = TypeVar("S", bound=ServedShard)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Resolution(Generic[S]):
+class ShardResolution(Generic[S]):
     """Process and shard that answer a call.
 
     Attributes:
@@ -77,7 +77,7 @@ class Resolution(Generic[S]):
     shard: S | None
 
 
-class Resolver(Generic[S]):
+class ShardResolver(Generic[S]):
     """Resolver of shards, and owner of the shards of this process.
 
     Args:
@@ -136,7 +136,7 @@ class Resolver(Generic[S]):
         may_proxy: bool,
         proxy_header: pb.Header | None = None,
         read_through: Mapping[str, int] | None = None,
-    ) -> AsyncGenerator[Resolution[S]]:
+    ) -> AsyncGenerator[ShardResolution[S]]:
         """Resolve a call for a shard. Its store stays open while the context is.
 
         If this process is the primary, it waits until the store is ready and has read through the
@@ -164,9 +164,9 @@ class Resolver(Generic[S]):
             if await _is_ready(resolution.shard, read_through or {}):
                 yield resolution
             else:
-                yield Resolution(cpb.SHARD_STOPPED, resolution.header, resolution.spec, None)
+                yield ShardResolution(cpb.SHARD_STOPPED, resolution.header, resolution.spec, None)
 
-    def _resolve(self, shard: str, claims: Claims, *, may_proxy: bool) -> Resolution[S]:
+    def _resolve(self, shard: str, claims: Claims, *, may_proxy: bool) -> ShardResolution[S]:
         keyspace, local_id = self._keyspace, self.local_id
         item = keyspace.item(shard)
         route = pb.Route(primary=NO_PRIMARY)
@@ -189,7 +189,7 @@ class Resolver(Generic[S]):
                     f"this process stops, and does not serve shard {shard} any more; try again,"
                     " another one takes its shards"
                 )
-        return Resolution(status, header, item.value if item is not None else None, local)
+        return ShardResolution(status, header, item.value if item is not None else None, local)
 
 
 def primary_of(shard: str, header: pb.Header) -> Peer:

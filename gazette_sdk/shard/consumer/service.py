@@ -60,7 +60,7 @@ from gazette_sdk.shard.application.endpoints import Method as EndpointMethod
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.endpoints import EndpointCalls, forwarded_claims, status_of
 from gazette_sdk.shard.consumer.hints import load_hints
-from gazette_sdk.shard.consumer.resolver import Resolver, ServedShard, primary_of
+from gazette_sdk.shard.consumer.resolver import ServedShard, ShardResolver, primary_of
 from gazette_sdk.shard.recovery import hints as fsm_hints
 from gazette_sdk.transport.wire import Peer
 
@@ -218,7 +218,7 @@ class ShardService:
     def __init__(
         self,
         *,
-        resolver: Resolver[Any],
+        resolver: ShardResolver[Any],
         keyspace: ConsumerKeySpace,
         etcd: Etcd,
         local_id: pb.ProcessSpec.ID,

@@ -32,7 +32,7 @@ HOLES_BYTES_MAX = 4 << 30
 """Bytes of all files of a store that may be skipped."""
 
 
-class Outcome(enum.Enum):
+class Applied(enum.Enum):
     """Result of applying an operation."""
 
     APPLIED = "applied"
@@ -113,7 +113,7 @@ class FSM:
         log: str,
         first_offset: int,
         last_offset: int,
-    ) -> Outcome:
+    ) -> Applied:
         """Apply an operation.
 
         Args:
@@ -128,12 +128,12 @@ class FSM:
             re-enacted. Any other outcome changed nothing.
         """
         outcome = self._check_sequence(operation)
-        if outcome is not Outcome.APPLIED:
+        if outcome is not Applied.APPLIED:
             return outcome
         fnode, outcome = self._apply_kind(operation)
-        if outcome not in (Outcome.APPLIED, Outcome.FNODE_NOT_TRACKED):
+        if outcome not in (Applied.APPLIED, Applied.FNODE_NOT_TRACKED):
             return outcome
-        if outcome is Outcome.APPLIED and fnode:
+        if outcome is Applied.APPLIED and fnode:
             node = self.live_nodes[fnode]
             _extend(node, operation, log, first_offset, last_offset)
             if not node.links:
@@ -171,22 +171,22 @@ class FSM:
         self.next_seq_no = to.first_seq_no
         self.next_checksum = to.first_checksum
 
-    def _check_sequence(self, operation: pb.RecordedOp) -> Outcome:
+    def _check_sequence(self, operation: pb.RecordedOp) -> Applied:
         hinted = self.hinted_segments
         if hinted and operation.author != hinted[0].author:
-            return Outcome.NOT_HINTED_AUTHOR
+            return Applied.NOT_HINTED_AUTHOR
         if operation.seq_no != self.next_seq_no:
-            return Outcome.WRONG_SEQ_NO
+            return Applied.WRONG_SEQ_NO
         if operation.checksum != self.next_checksum:
-            return Outcome.CHECKSUM_MISMATCH
-        return Outcome.APPLIED
+            return Applied.CHECKSUM_MISMATCH
+        return Applied.APPLIED
 
-    def _apply_kind(self, operation: pb.RecordedOp) -> tuple[int, Outcome]:
+    def _apply_kind(self, operation: pb.RecordedOp) -> tuple[int, Applied]:
         """Change links, live files and properties; return the fnode, or 0, and the outcome."""
         if operation.HasField("create"):
             return self._create(operation.seq_no, operation.create.path)
         if self.hinted_fnodes and self.hinted_fnodes[0] == operation.seq_no:
-            return 0, Outcome.EXPECTED_HINTED_FNODE
+            return 0, Applied.EXPECTED_HINTED_FNODE
         if operation.HasField("write"):
             found = self._write(operation.write)
         elif operation.HasField("link"):
@@ -196,69 +196,69 @@ class FSM:
         elif operation.HasField("property"):
             found = self._set_property(operation.property)
         else:
-            found = 0, Outcome.APPLIED
+            found = 0, Applied.APPLIED
         return found
 
-    def _create(self, fnode: int, path: str) -> tuple[int, Outcome]:
+    def _create(self, fnode: int, path: str) -> tuple[int, Applied]:
         # A file that is older than the hints, which do not name it, is gone later; the operation
         # that removes it may be skipped.
         if self.hinted_segments and (not self.hinted_fnodes or self.hinted_fnodes[0] != fnode):
-            return 0, Outcome.FNODE_NOT_TRACKED
+            return 0, Applied.FNODE_NOT_TRACKED
         if path in self.links:
-            return 0, Outcome.LINK_EXISTS
+            return 0, Applied.LINK_EXISTS
         if path in self.properties:
-            return 0, Outcome.PROPERTY_EXISTS
+            return 0, Applied.PROPERTY_EXISTS
         if self.hinted_fnodes:
             self.hinted_fnodes.popleft()
         self.live_nodes[fnode] = LiveNode(links={path})
         self.links[path] = fnode
-        return fnode, Outcome.APPLIED
+        return fnode, Applied.APPLIED
 
-    def _write(self, write: pb.RecordedOp.Write) -> tuple[int, Outcome]:
+    def _write(self, write: pb.RecordedOp.Write) -> tuple[int, Applied]:
         node = self.live_nodes.get(write.fnode)
         if node is None:
-            return 0, Outcome.FNODE_NOT_TRACKED
+            return 0, Applied.FNODE_NOT_TRACKED
         if write.length:
             hole = max(0, write.offset - node.size_bytes)
             if (
                 node.hole_bytes + hole > FILE_HOLES_BYTES_MAX
                 or self._hole_bytes + hole > HOLES_BYTES_MAX
             ):
-                return 0, Outcome.TOO_SPARSE
+                return 0, Applied.TOO_SPARSE
             node.hole_bytes += hole
             self._hole_bytes += hole
             node.size_bytes = max(node.size_bytes, write.offset + write.length)
-        return write.fnode, Outcome.APPLIED
+        return write.fnode, Applied.APPLIED
 
-    def _set_property(self, changed: pb.Property) -> tuple[int, Outcome]:
+    def _set_property(self, changed: pb.Property) -> tuple[int, Applied]:
         if changed.path in self.links:
-            return 0, Outcome.LINK_EXISTS
+            return 0, Applied.LINK_EXISTS
         # Properties of hints are newer than all hinted segments, between which changes are skipped.
         if not (self.hinted_segments and changed.path in self.properties):
             self.properties[changed.path] = changed.content
-        return 0, Outcome.APPLIED
+        return 0, Applied.APPLIED
 
-    def _link(self, fnode: int, path: str) -> tuple[int, Outcome]:
+    def _link(self, fnode: int, path: str) -> tuple[int, Applied]:
         if path in self.links:
-            return 0, Outcome.LINK_EXISTS
+            return 0, Applied.LINK_EXISTS
         if path in self.properties:
-            return 0, Outcome.PROPERTY_EXISTS
+            return 0, Applied.PROPERTY_EXISTS
         node = self.live_nodes.get(fnode)
         if node is None:
-            return 0, Outcome.FNODE_NOT_TRACKED
+            return 0, Applied.FNODE_NOT_TRACKED
         node.links.add(path)
         self.links[path] = fnode
-        return fnode, Outcome.APPLIED
+        return fnode, Applied.APPLIED
 
-    def _unlink(self, fnode: int, path: str) -> tuple[int, Outcome]:
+    def _unlink(self, fnode: int, path: str) -> tuple[int, Applied]:
         node = self.live_nodes.get(fnode)
         if node is None:
-            return 0, Outcome.FNODE_NOT_TRACKED
+            return 0, Applied.FNODE_NOT_TRACKED
         if path not in node.links:
-            return 0, Outcome.NO_SUCH_LINK
+            return 0, Applied.NO_SUCH_LINK
         node.links.remove(path)
         del self.links[path]
-        return fnode, Outcome.APPLIED
+        return fnode, Applied.APPLIED
 
 
 def _extend(

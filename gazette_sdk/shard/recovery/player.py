@@ -55,7 +55,7 @@ from gazette_sdk.errors import ClosedError, GazetteError, OffsetNotYetAvailableE
 from gazette_sdk.protocol import broker_pb2
 from gazette_sdk.protocol import recoverylog_pb2 as pb
 from gazette_sdk.protocol.labels import label_set
-from gazette_sdk.shard.recovery.fsm import FSM, Outcome
+from gazette_sdk.shard.recovery.fsm import FSM, Applied
 from gazette_sdk.shard.recovery.hints import flatten
 from gazette_sdk.shard.recovery.log import (
     AUTHOR_REGISTER,
@@ -790,14 +790,14 @@ class Player:
             first_offset=self.offset,
             last_offset=self.offset + size + length,
         )
-        if outcome is Outcome.TOO_SPARSE:
+        if outcome is Applied.TOO_SPARSE:
             write, size = operation.write, self.fsm.live_nodes[operation.write.fnode].size_bytes
             self._fail(
                 f"{self.log} has at offset {self.offset} {outcome.value}: file {write.fnode} of"
                 f" {size} bytes is written at {write.offset}."
                 " No store does so: restore hints of an earlier time, or give the shard a new log"
             )
-        if outcome not in (Outcome.APPLIED, Outcome.FNODE_NOT_TRACKED):
+        if outcome not in (Applied.APPLIED, Applied.FNODE_NOT_TRACKED):
             self._skipped(operation, outcome)
         else:
             self.applied += 1
@@ -805,7 +805,7 @@ class Player:
         self.offset += size
         self._payload_left = length
         self._payload_fnode = 0
-        if outcome is Outcome.APPLIED:
+        if outcome is Applied.APPLIED:
             if operation.HasField("create"):
                 changes.append(CreateNode(operation.seq_no))
             elif length:
@@ -816,23 +816,23 @@ class Player:
                 if fnode not in self.fsm.live_nodes:
                     changes.append(RemoveNode(fnode))
         if self._author and operation.author == self._author:
-            is_won = outcome is Outcome.APPLIED
+            is_won = outcome is Applied.APPLIED
             self.state = PlayerState.LIVE if is_won else PlayerState.TAIL
 
-    def _skipped(self, operation: pb.RecordedOp, outcome: Outcome) -> None:
+    def _skipped(self, operation: pb.RecordedOp, outcome: Applied) -> None:
         """Take note of an operation that is no part of the history."""
         self._is_any_skipped = True
         if (
             self._gap_at >= 0
-            and outcome is Outcome.WRONG_SEQ_NO
+            and outcome is Applied.WRONG_SEQ_NO
             and operation.seq_no > self.fsm.next_seq_no
         ):
             self._fail(
                 f"content of {self.log} from {self._gap_at} to {self.offset} is missing, and with"
                 f" it operation {self.fsm.next_seq_no}; possible data loss"
             )
-        is_usual = outcome is Outcome.NOT_HINTED_AUTHOR or (
-            outcome is Outcome.WRONG_SEQ_NO and operation.seq_no < self.fsm.next_seq_no
+        is_usual = outcome is Applied.NOT_HINTED_AUTHOR or (
+            outcome is Applied.WRONG_SEQ_NO and operation.seq_no < self.fsm.next_seq_no
         )
         logger.log(
             logging.DEBUG if is_usual else logging.INFO,

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import recoverylog_pb2 as pb
-from gazette_sdk.shard.recovery.fsm import FSM, LiveNode, Outcome
+from gazette_sdk.shard.recovery.fsm import FSM, Applied, LiveNode
 from gazette_sdk.shard.recovery.hints import (
     CreateFile,
     FileChange,
@@ -432,7 +432,7 @@ class Recorder:
             first_offset=self._write_head,
             last_offset=0,
         )
-        if outcome is not Outcome.APPLIED:
+        if outcome is not Applied.APPLIED:
             raise GazetteError(
                 f"{self.log}: an operation does not fit the recorded files ({outcome.value}):"
                 f" {operation}",

@@ -2,8 +2,8 @@
 
 Consumption with ``def`` hooks, on a worker thread.
 
-The loop of :meth:`Consumer.consume` is the hot path: per message no lock, no ``await``, and no new
-object but the envelope.
+The loop of :meth:`MessageConsumer.consume` is the hot path: per message no lock, no ``await``, and
+no new object but the envelope.
 
 Input of a shard: the committed messages of its sources, from a checkpoint on.
 
@@ -228,7 +228,7 @@ class PreparedCommit:
     contents: Sequence[bytes]
 
 
-class Consumer:
+class MessageConsumer:
     """Consumer of a shard's messages, for one transaction after the other.
 
     Args:
@@ -499,12 +499,12 @@ class AsyncConsumer:
         on_worker: calls a function on a worker thread.
     """
 
-    def __init__(self, consumer: Consumer, on_worker: OnWorker) -> None:
+    def __init__(self, consumer: MessageConsumer, on_worker: OnWorker) -> None:
         self._consumer = consumer
         self._on_worker = on_worker
 
     async def turn(self) -> PreparedCommit | None:
-        """Do what the machine decides, once. See :meth:`Consumer.turn`.
+        """Do what the machine decides, once. See :meth:`MessageConsumer.turn`.
 
         Raises:
             HandlerFailedError: the handler raised for a message.
@@ -526,7 +526,7 @@ class AsyncConsumer:
                 return None
 
     async def consume(self, deadline: float) -> Slice:
-        """Consume messages that have arrived. See :meth:`Consumer.consume`.
+        """Consume messages that have arrived. See :meth:`MessageConsumer.consume`.
 
         Raises:
             HandlerFailedError: the handler raised for a message.
@@ -555,7 +555,7 @@ class AsyncConsumer:
             consumer.take(batch)
 
     async def prepare(self) -> PreparedCommit:
-        """Finalize the transaction, and commit it locally. See :meth:`Consumer.prepare`.
+        """Finalize the transaction, and commit it locally. See :meth:`MessageConsumer.prepare`.
 
         Raises:
             HookFailedError: the hook ``finalize`` raised.

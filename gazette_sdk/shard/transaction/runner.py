@@ -34,7 +34,12 @@ from typing import Any, TypeVar
 from gazette_sdk.errors import ClosedError, ConfigurationError, UnreadableStateError
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.shard.application.application import Application
-from gazette_sdk.shard.transaction.consume import AsyncConsumer, Consumer, OnStep, PreparedCommit
+from gazette_sdk.shard.transaction.consume import (
+    AsyncConsumer,
+    MessageConsumer,
+    OnStep,
+    PreparedCommit,
+)
 from gazette_sdk.shard.transaction.failure import BadRecords, HandlerFailedError, HookFailedError
 from gazette_sdk.shard.transaction.machine import (
     Action,
@@ -249,7 +254,7 @@ class Runner:
         self._metrics = ShardMetrics(shard.full_name, self._lag_bytes)
         self._bad = BadRecords(application.on_error)
         self._txn: Transaction[Any] = Transaction(shard, store, output)
-        self._consumer = Consumer(
+        self._consumer = MessageConsumer(
             application,
             self._txn,
             output,

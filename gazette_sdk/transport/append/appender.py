@@ -58,10 +58,10 @@ from gazette_sdk.transport.append.append import (
 from gazette_sdk.transport.append.queue import (
     LARGE_BYTES,
     AnyFuture,
+    AppendOutcome,
     AppendQueue,
     DependencyFailedError,
     Linger,
-    Outcome,
     PendingAppend,
     QueueEffect,
     QueueState,
@@ -83,7 +83,7 @@ PREPARE_S = 0.1
 """Least time between two attempts to open a blocking connection for inline appends."""
 
 
-class Sender(enum.Enum):
+class AppendSender(enum.Enum):
     """Owner of the right to send the appends of a journal."""
 
     NOBODY = "the journal is idle"
@@ -118,7 +118,7 @@ class JournalAppender:
         self.queue = AppendQueue(journal, service.batch_bytes_max, self, service.loop)
         self.service = service
         self._lock = service.lock
-        self._sender = Sender.NOBODY
+        self._sender = AppendSender.NOBODY
         self._route: AppendRoute | None = None
         self._inline: InlineAppend | None = None
         self._prepare_at = 0.0
@@ -206,10 +206,10 @@ class JournalAppender:
         """
         self.queue.push(append, count)
         self.service.pending_bytes += length_bytes
-        if self._sender is Sender.LOOP:
+        if self._sender is AppendSender.LOOP:
             large = append.length_bytes - LARGE_BYTES
             return self._is_awaiting_more or 0 <= large < length_bytes
-        return self._sender is not Sender.RECEIVER
+        return self._sender is not AppendSender.RECEIVER
 
     def newest(self) -> PendingAppend | None:
         """Return the newest append, or a failed one of a failed journal. The lock is held."""
@@ -228,17 +228,17 @@ class JournalAppender:
         """Send what is queued, unless somebody else does. Any thread; without the lock."""
         self.service.check_loop()
         settled: list[PendingAppend] = []
-        outcome: Outcome | None = None
+        outcome: AppendOutcome | None = None
         with guarded(self._lock):
-            if self._sender is Sender.INLINE:
+            if self._sender is AppendSender.INLINE:
                 assert self._inline is not None
                 if self._inline.call.wait(0):
                     settled, outcome = self._received()
                 else:
                     self._to_loop()
-            if self._sender is Sender.NOBODY:
+            if self._sender is AppendSender.NOBODY:
                 self._send_queued()
-            elif self._sender is Sender.LOOP:
+            elif self._sender is AppendSender.LOOP:
                 self._to_loop()
         self._settle(settled, outcome)
 
@@ -246,7 +246,7 @@ class JournalAppender:
         """Send what is queued, inline if possible. The lock is held, and no one else sends."""
         append = self.queue.next
         if append is None:
-            self._sender = Sender.NOBODY
+            self._sender = AppendSender.NOBODY
             return
         if (
             not 0 < append.length_bytes <= INLINE_BYTES_MAX
@@ -280,7 +280,7 @@ class JournalAppender:
             return False
         count_appended(self.journal, append.length_bytes)
         self._inline = InlineAppend(append, call, time.monotonic())
-        self._sender = Sender.INLINE
+        self._sender = AppendSender.INLINE
         self.service.watch(self)
         return True
 
@@ -304,9 +304,13 @@ class JournalAppender:
         self.service.check_loop()
         with self._lock:
             inline = self._inline
-            if self._sender is not Sender.INLINE or inline is None or inline.append is not append:
+            if (
+                self._sender is not AppendSender.INLINE
+                or inline is None
+                or inline.append is not append
+            ):
                 return
-            self._sender = Sender.RECEIVER
+            self._sender = AppendSender.RECEIVER
             self._receiver_thread = threading.get_ident()
         try:
             is_over = inline.call.wait(self.service.bounded(timeout_s, append))
@@ -315,7 +319,7 @@ class JournalAppender:
                 self._to_loop()
             raise
         settled: list[PendingAppend] = []
-        outcome: Outcome | None = None
+        outcome: AppendOutcome | None = None
         with guarded(self._lock):
             if self._inline is not inline:  # the service was closed meanwhile
                 return
@@ -324,7 +328,7 @@ class JournalAppender:
                 if not self._is_at_loop:
                     self._send_queued()
             elif self.queue.next is None:
-                self._sender = Sender.INLINE
+                self._sender = AppendSender.INLINE
             else:
                 self._to_loop()
         self._settle(settled, outcome)
@@ -333,21 +337,23 @@ class JournalAppender:
         """See :class:`~gazette_sdk.transport.append.queue.Receiver`."""
         self.service.check_loop()
         with guarded(self._lock):
-            if self._sender is Sender.INLINE:
+            if self._sender is AppendSender.INLINE:
                 self._to_loop()
 
     def is_overdue(self, now: float, after_s: float) -> bool:
         """Return True if an inline answer is not received since ``after_s``. The lock is held."""
         inline = self._inline
         return (
-            self._sender is Sender.INLINE and inline is not None and now - inline.sent_at >= after_s
+            self._sender is AppendSender.INLINE
+            and inline is not None
+            and now - inline.sent_at >= after_s
         )
 
     @property
     def is_receiving_here(self) -> bool:
         """See :class:`~gazette_sdk.transport.append.queue.Receiver`."""
         is_here = self._receiver_thread == threading.get_ident()
-        return is_here and self._sender is Sender.RECEIVER
+        return is_here and self._sender is AppendSender.RECEIVER
 
     @property
     def is_inline(self) -> bool:
@@ -356,15 +362,15 @@ class JournalAppender:
 
     @property
     def _is_at_loop(self) -> bool:
-        return self._sender is Sender.LOOP
+        return self._sender is AppendSender.LOOP
 
-    def _received(self) -> tuple[list[PendingAppend], Outcome | None]:
+    def _received(self) -> tuple[list[PendingAppend], AppendOutcome | None]:
         """Take the answer of the inline append, which is over. The lock is held."""
         inline, route = self._inline, self._route
         assert inline is not None
         assert route is not None
         self._inline = None
-        self._sender = Sender.NOBODY
+        self._sender = AppendSender.NOBODY
         outcome: pb.AppendResponse | Exception
         try:
             outcome = inline.call.response()
@@ -378,7 +384,7 @@ class JournalAppender:
 
     def _to_loop(self) -> None:
         """Leave sending to the event loop. The lock is held."""
-        self._sender = Sender.LOOP
+        self._sender = AppendSender.LOOP
         self._is_awaiting_more = False
         self.service.call_soon(self._pump)
 
@@ -389,7 +395,7 @@ class JournalAppender:
         while self._task is None:
             append = failure = None
             with guarded(self._lock):
-                if self._sender is not Sender.LOOP:
+                if self._sender is not AppendSender.LOOP:
                     return
                 if self._inline is not None:
                     self._start(self._await_inline(self._inline))
@@ -423,7 +429,7 @@ class JournalAppender:
             if queue:
                 self._is_awaiting_more = True
             else:
-                self._sender = Sender.NOBODY
+                self._sender = AppendSender.NOBODY
             return None
         begun = queue.begin()
         future = queue.waits_for() if begun is None else None
@@ -467,7 +473,7 @@ class JournalAppender:
 
     def _answer(
         self, append: PendingAppend, outcome: pb.AppendResponse | Exception
-    ) -> tuple[list[PendingAppend], Outcome | None]:
+    ) -> tuple[list[PendingAppend], AppendOutcome | None]:
         """Feed the queue. The lock is held. Returns what is to be settled, without the lock."""
         assert append.request is not None
         if append.failure is not None:  # it was given up
@@ -490,7 +496,7 @@ class JournalAppender:
             return [append], outcome
         return self._drained(effect)
 
-    def _drained(self, effect: QueueEffect) -> tuple[list[PendingAppend], Outcome | None]:
+    def _drained(self, effect: QueueEffect) -> tuple[list[PendingAppend], AppendOutcome | None]:
         """Perform what follows once no append of a failed attempt is in flight. The lock is held.
 
         Returns:
@@ -506,7 +512,7 @@ class JournalAppender:
             return self._fail(error), error
         return [], None
 
-    def _settle(self, appends: list[PendingAppend], outcome: Outcome | None) -> None:
+    def _settle(self, appends: list[PendingAppend], outcome: AppendOutcome | None) -> None:
         """Settle appends, and log what was noted under the lock, without it.
 
         A log handler may publish.
@@ -559,7 +565,7 @@ class JournalAppender:
             if self._inline is not inline:
                 return
             settled, outcome = self._received()
-            self._sender = Sender.LOOP
+            self._sender = AppendSender.LOOP
         self._settle(settled, outcome)
 
     # ------------------------------------------------------------------ its end
@@ -600,9 +606,9 @@ class JournalAppender:
     def abandon(self, error: GazetteError) -> None:
         """Give up all appends, of a loop that has ended or belongs to a parent process."""
         with guarded(self._lock):
-            inline = None if self._sender is Sender.RECEIVER else self._inline
+            inline = None if self._sender is AppendSender.RECEIVER else self._inline
             self._route = self._inline = None
-            self._sender = Sender.LOOP  # no one sends from now on
+            self._sender = AppendSender.LOOP  # no one sends from now on
             appends = self._fail(error)
         if inline is not None:
             inline.call.give_up("the event loop has ended")
@@ -616,8 +622,8 @@ class JournalAppender:
     async def aclose(self) -> None:
         """Give up all appends. On the loop."""
         with guarded(self._lock):
-            has_receiver = self._sender is Sender.RECEIVER
-            self._sender = Sender.LOOP  # no one sends from now on
+            has_receiver = self._sender is AppendSender.RECEIVER
+            self._sender = AppendSender.LOOP  # no one sends from now on
             inline, self._inline = self._inline, None
             task, timer = self._task, self._timer
         if inline is not None:

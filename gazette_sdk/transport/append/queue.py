@@ -92,7 +92,7 @@ class Linger:
         self._last_count = 0
 
 
-Outcome: TypeAlias = pb.AppendResponse | BaseException
+AppendOutcome: TypeAlias = pb.AppendResponse | BaseException
 """The response, of status OK, or the error of an append that failed for good."""
 
 
@@ -187,7 +187,7 @@ class PendingAppend:
         self.queued_at = 0.0
         self.last_error: Exception | None = None
         self.failure: Exception | None = None
-        self.outcome: Outcome | None = None
+        self.outcome: AppendOutcome | None = None
         self._receiver = receiver
         self._loop = loop
         self._callbacks: list[Callable[[PendingAppend], object]] = []
@@ -214,7 +214,7 @@ class PendingAppend:
 
     # ---------------------------------------------------------------- its end
 
-    def settle(self, outcome: Outcome) -> None:
+    def settle(self, outcome: AppendOutcome) -> None:
         """End it, once, and call back everybody who waits. Drops the content."""
         assert self.outcome is None
         self.content = bytearray()
@@ -592,7 +592,7 @@ class AppendQueue:
     # ----------------------------------------------------------------- answers
 
     def answered(
-        self, append: PendingAppend, outcome: Outcome, *, is_terminal: bool
+        self, append: PendingAppend, outcome: AppendOutcome, *, is_terminal: bool
     ) -> QueueEffect:
         """Take the answer of an append in flight.
 

@@ -53,16 +53,16 @@ from gazette_sdk.protocol.stream_calls import (
     HelloReceived,
     Item,
     Liveness,
+    LivenessCheck,
     Ping,
     Status,
-    Verdict,
 )
 from gazette_sdk.protocol.stream_frames import PREFACE, FrameBuffer
 from gazette_sdk.transport.backoff import DialPolicy
 from gazette_sdk.transport.stream.connection import (
     ALPN,
     Call,
-    Ended,
+    EndReason,
     Head,
     check_alpn,
     malformed,
@@ -315,9 +315,9 @@ class StreamBlockingCall(Call, BlockingCall):
         try:
             self._connection.send(data)
         except TimeoutError:
-            self._fail(Ended.LOST, "the server does not read what is sent")
+            self._fail(EndReason.LOST, "the server does not read what is sent")
         except OSError as error:
-            self._fail(Ended.LOST, str(error))
+            self._fail(EndReason.LOST, str(error))
 
     def wait(self, timeout_s: float | None) -> bool:
         """See :class:`BlockingCall`."""
@@ -370,7 +370,7 @@ class StreamBlockingCall(Call, BlockingCall):
     def give_up(self, reason: str) -> None:
         """See :class:`BlockingCall`."""
         if not self.over:
-            self._fail(Ended.LOST, reason)
+            self._fail(EndReason.LOST, reason)
 
     # ------------------------------------------------------------------- parts
 
@@ -383,11 +383,11 @@ class StreamBlockingCall(Call, BlockingCall):
             return False
         except StreamProtocolError as error:
             if connection.status is None:
-                self._fail(Ended.LOST, f"the server broke the rules of the wire: {error}")
+                self._fail(EndReason.LOST, f"the server broke the rules of the wire: {error}")
                 return True
             # It did so after the answer, which is good; the connection takes no call any more.
         except OSError as error:
-            self._fail(Ended.LOST, str(error))
+            self._fail(EndReason.LOST, str(error))
             return True
         if connection.status is None:
             connection.liveness.heard(time.monotonic())
@@ -407,18 +407,18 @@ class StreamBlockingCall(Call, BlockingCall):
         if now < self._check_at() or self.over:
             return
         if self._expires_at and now >= self._expires_at:
-            self._fail(Ended.EXPIRED, f"no answer within {self._timeout_s:g} s")
+            self._fail(EndReason.EXPIRED, f"no answer within {self._timeout_s:g} s")
             return
         liveness = self._connection.liveness
         match liveness.check(now):
-            case Verdict.DROP:
+            case LivenessCheck.DROP:
                 silent_s = liveness.silent_s(now)
-                self._fail(Ended.LOST, f"the server said nothing for {silent_s:.0f} s")
-            case Verdict.PING:
+                self._fail(EndReason.LOST, f"the server said nothing for {silent_s:.0f} s")
+            case LivenessCheck.PING:
                 try:
                     self._connection.send_soon(self._connection.calls.ping(b""))
                 except OSError as error:
-                    self._fail(Ended.LOST, str(error))
+                    self._fail(EndReason.LOST, str(error))
 
     async def _readable(self, loop: asyncio.AbstractEventLoop) -> None:
         """Wait until something arrived, or a check is due."""
@@ -433,8 +433,8 @@ class StreamBlockingCall(Call, BlockingCall):
         finally:
             loop.remove_reader(descriptor)
 
-    def _fail(self, ended: Ended, reason: str) -> None:
-        self.ended = Ended.CLOSED if self._client.is_closed else ended
+    def _fail(self, ended: EndReason, reason: str) -> None:
+        self.ended = EndReason.CLOSED if self._client.is_closed else ended
         self.reason = reason
         self._client.discard(self._connection)
 

@@ -43,9 +43,9 @@ from gazette_sdk.protocol.stream_calls import (
     HelloReceived,
     Item,
     Liveness,
+    LivenessCheck,
     Ping,
     Status,
-    Verdict,
 )
 from gazette_sdk.protocol.stream_frames import PREFACE, Frame, FrameBuffer
 from gazette_sdk.protocol.stream_pb2 import CallHead, Hello
@@ -89,7 +89,7 @@ class Head:
         return head.SerializeToString()
 
 
-class Ended(enum.Enum):
+class EndReason(enum.Enum):
     """Reason for which a call ended without a STATUS."""
 
     LOST = "the connection was lost"
@@ -109,7 +109,7 @@ class Call:
 
     # Defaults of the class: most calls set the status only.
     status: Status | None = None
-    ended: Ended | None = None
+    ended: EndReason | None = None
     reason = ""
 
     @property
@@ -124,15 +124,15 @@ class Call:
             return
         where = f"{to.rpc.name} at {to.where}"
         match self.ended:
-            case Ended.LOST:
+            case EndReason.LOST:
                 raise UnavailableError(f"{where}: {self.reason}", journal=to.journal)
-            case Ended.CLOSED:
+            case EndReason.CLOSED:
                 raise ClosedError(
                     f"{to.rpc.name}: the transport was closed during the call", journal=to.journal
                 )
-            case Ended.EXPIRED:
+            case EndReason.EXPIRED:
                 raise DeadlineExceededError(f"{where}: {self.reason}", journal=to.journal)
-            case Ended.FAILED:
+            case EndReason.FAILED:
                 raise CallCancelledError(f"{where}: its requests failed", journal=to.journal)
         assert status is not None
         raise call_error(
@@ -287,7 +287,7 @@ class OpenCall(Call):
     def _expire(self, timeout_s: float) -> None:
         if not self.over:
             self._connection.give_up(self)
-            self.fail(Ended.EXPIRED, f"no answer within {timeout_s:g} s")
+            self.fail(EndReason.EXPIRED, f"no answer within {timeout_s:g} s")
 
     # -------------------------------------------------------- by its connection
 
@@ -317,7 +317,7 @@ class OpenCall(Call):
         elif self._waiter is not None and (self._items or self.over) and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def fail(self, ended: Ended, reason: str) -> None:
+    def fail(self, ended: EndReason, reason: str) -> None:
         """End it without a STATUS."""
         if self.ended is None:
             self.ended = ended
@@ -383,7 +383,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport
         self._socket: socket.socket | None = None  # None in TLS, which reads from it itself
         self._closed: asyncio.Future[None] = self.loop.create_future()
-        self._ended = Ended.LOST
+        self._ended = EndReason.LOST
         self._reason = ""
         self._reading_paused = False
         self._low_water = 1
@@ -621,7 +621,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         """End the connection, as it is not needed any more; calls under way end as closed."""
-        self._ended = Ended.CLOSED
+        self._ended = EndReason.CLOSED
         if self._closed.done():
             return
         if self._open:
@@ -671,10 +671,10 @@ class Connection(asyncio.BufferedProtocol):
         """Send PING to a silent server, or drop it. A timer calls it while calls are open."""
         now = time.monotonic()
         match self._liveness.check(now, reading_paused=self._reading_paused):
-            case Verdict.DROP:
+            case LivenessCheck.DROP:
                 self.drop(f"the server said nothing for {self._liveness.silent_s(now):.0f} s")
                 return
-            case Verdict.PING:
+            case LivenessCheck.PING:
                 self.write(self.calls.ping(b""))
         wait_s = self._liveness.deadline - now + 0.001
         self._liveness_timer = self.loop.call_later(wait_s, self._liveness_due)

@@ -47,7 +47,7 @@ from gazette_sdk.transport.router import CHUNK_BYTES_KEY, ROLLBACK_TIMEOUT_S, Ro
 from gazette_sdk.transport.stream.blocking import BlockingClient, NotStreamError, TlsContext
 from gazette_sdk.transport.stream.connection import (
     Connection,
-    Ended,
+    EndReason,
     Head,
     OpenCall,
     malformed,
@@ -378,7 +378,7 @@ class StreamWire(Wire):
             while await call.more():
                 while (item := call.take()) is not None:
                     yield self._decoded(to, pb.ReplicateResponse, item.payload)
-            if call.ended is Ended.FAILED:
+            if call.ended is EndReason.FAILED:
                 await sending
             call.raise_failure(to)
 
@@ -505,7 +505,7 @@ def _fail(call: OpenCall, sending: asyncio.Task[bool]) -> None:
     """End a replication whose requests failed."""
     if not sending.cancelled() and sending.exception() is not None:
         call.give_up()
-        call.fail(Ended.FAILED, "")
+        call.fail(EndReason.FAILED, "")
 
 
 HELLO_TIMEOUT_S = 1.0

@@ -18,7 +18,7 @@ import pytest
 from crash.dev_cluster import DevCluster
 from gazette_sdk import Publisher, Reader, mapping
 from gazette_sdk.message.receipt import Receipt, ReceiptTimeoutError
-from gazette_sdk.transport.append.appender import Sender
+from gazette_sdk.transport.append.appender import AppendSender
 from gazette_sdk.transport.stream import blocking
 from integration.message.topics import Topic
 from support.inline_appends import (
@@ -356,7 +356,7 @@ def test_an_inline_append_in_flight_when_its_broker_is_killed_is_made_again(
         count = until_inline(publisher, inline_appends)
         os.kill(dev._process.pid, signal.SIGSTOP)
         lost = publisher.publish({"n": count})
-        assert publisher._sender.outboxes["a/journal"].appender._sender is Sender.INLINE
+        assert publisher._sender.outboxes["a/journal"].appender._sender is AppendSender.INLINE
         dev.kill()
         dev.start()
         behind = publisher.publish({"n": count + 1})

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from gazette_sdk.cluster.lease import (
     OWNER_SILENT_TTLS,
     PAUSED_S,
-    Answered,
     Effect,
-    Ended,
-    Failed,
+    LeaseEnded,
     Renewal,
+    RenewalAnswered,
+    RenewalFailed,
     Tick,
     begin,
     step,
@@ -76,10 +76,10 @@ TABLE = [
             "pending_until": pytest.approx(LATE + 0.6),
         },
     ),
-    ("answered", Answered(100, TTL_S), 101, Effect.WAIT, {}),
-    ("answered", Answered(99, TTL_S), 101, Effect.WAIT, {}),
-    ("answered", Failed(99), 101, Effect.WAIT, {}),
-    ("answered", Ended(), 101, Effect.LOST, {}),
+    ("answered", RenewalAnswered(100, TTL_S), 101, Effect.WAIT, {}),
+    ("answered", RenewalAnswered(99, TTL_S), 101, Effect.WAIT, {}),
+    ("answered", RenewalFailed(99), 101, Effect.WAIT, {}),
+    ("answered", LeaseEnded(), 101, Effect.LOST, {}),
     ("unanswered", Tick(), 103, Effect.WAIT, {}),
     ("unanswered", Tick(), 104, Effect.SEND_ELSEWHERE, {"sent_at": 104, "next_at": 106}),
     ("unanswered", Tick(), 106, Effect.LOST, {}),
@@ -92,31 +92,31 @@ TABLE = [
     ),
     (
         "unanswered",
-        Answered(102, TTL_S),
+        RenewalAnswered(102, TTL_S),
         103,
         Effect.WAIT,
         {"alive_until": 108, "is_pending": False},
     ),
     # The answer of an earlier one prolongs the lease; the last one still has none.
-    ("unanswered", Answered(101, TTL_S), 103, Effect.WAIT, {"alive_until": 107}),
+    ("unanswered", RenewalAnswered(101, TTL_S), 103, Effect.WAIT, {"alive_until": 107}),
     # Etcd may grant a longer time to live than was asked for.
     (
         "unanswered",
-        Answered(102, 10.0),
+        RenewalAnswered(102, 10.0),
         103,
         Effect.WAIT,
         {"alive_until": 112, "is_pending": False},
     ),
-    ("unanswered", Failed(102), 103, Effect.WAIT, {"next_at": 103.5}),
-    ("unanswered", Failed(102), 103.9, Effect.WAIT, {}),  # the next one is due earlier
-    ("unanswered", Failed(101), 103, Effect.WAIT, {}),
-    ("unanswered", Ended(), 103, Effect.LOST, {}),
+    ("unanswered", RenewalFailed(102), 103, Effect.WAIT, {"next_at": 103.5}),
+    ("unanswered", RenewalFailed(102), 103.9, Effect.WAIT, {}),  # the next one is due earlier
+    ("unanswered", RenewalFailed(101), 103, Effect.WAIT, {}),
+    ("unanswered", LeaseEnded(), 103, Effect.LOST, {}),
     ("after a pause", Tick(), 110.5, Effect.WAIT, {}),
     ("after a pause", Tick(), 110.6, Effect.LOST, {}),
     ("after a pause", Tick(), 115, Effect.LOST, {}),  # a second pause
     (
         "after a pause",
-        Answered(110, TTL_S),
+        RenewalAnswered(110, TTL_S),
         110.1,
         Effect.WAIT,
         {"alive_until": 116, "is_pending": False, "pending_until": None},
@@ -124,15 +124,15 @@ TABLE = [
     # It was sent before the pause, and its answer was read after it.
     (
         "after a pause",
-        Answered(105, TTL_S),
+        RenewalAnswered(105, TTL_S),
         110.1,
         Effect.WAIT,
         {"alive_until": 111, "pending_until": None},
     ),
     # It was sent before the pause, and had ended by its end.
-    ("after a pause", Answered(103, TTL_S), 110.1, Effect.WAIT, {"alive_until": 109}),
-    ("after a pause", Failed(110), 110.1, Effect.WAIT, {"next_at": 110.6}),
-    ("after a pause", Ended(), 110.1, Effect.LOST, {}),
+    ("after a pause", RenewalAnswered(103, TTL_S), 110.1, Effect.WAIT, {"alive_until": 109}),
+    ("after a pause", RenewalFailed(110), 110.1, Effect.WAIT, {"next_at": 110.6}),
+    ("after a pause", LeaseEnded(), 110.1, Effect.LOST, {}),
 ]
 
 
@@ -147,7 +147,9 @@ def test_the_table(name, happened, now, effect, changes):
 
 def test_the_table_has_every_state_with_every_input():
     found = {(name, type(happened)) for name, happened, *_ in TABLE}
-    assert found == set(itertools.product(STATES, (Tick, Answered, Failed, Ended)))
+    assert found == set(
+        itertools.product(STATES, (Tick, RenewalAnswered, RenewalFailed, LeaseEnded))
+    )
 
 
 def test_the_first_renewal_is_sent_at_once():
@@ -188,12 +190,12 @@ class PausedProcess:
                 )
         return True
 
-    def _next(self, now: float) -> Tick | Answered:
+    def _next(self, now: float) -> Tick | RenewalAnswered:
         # Timers fire before answers are read, as after a pause of a real process.
         if now >= self.state.wake_at and self.state.pending_until is None:
             return Tick()
         if self.answers and self.answers[0][0] <= now:
-            return Answered(self.answers.pop(0)[1], self.state.ttl_s)
+            return RenewalAnswered(self.answers.pop(0)[1], self.state.ttl_s)
         return Tick()
 
     def _awake(self, at: float) -> float:
@@ -238,7 +240,7 @@ def test_the_lease_of_a_silent_owner_is_kept_for_the_bound_and_ends_a_lease_late
         if effect is Effect.SEND:
             sent.append(now)
             alive_until = now + TTL_S
-            state, _ = step(state, Answered(now, TTL_S), now + delay_s)
+            state, _ = step(state, RenewalAnswered(now, TTL_S), now + delay_s)
         now = max(now + delay_s if effect is Effect.SEND else now, state.wake_at)
     bound_s = OWNER_SILENT_TTLS * TTL_S
     assert bound_s - TTL_S / 3 - delay_s <= sent[-1] < bound_s

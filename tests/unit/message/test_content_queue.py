@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from gazette_sdk.message.fetcher import Content, ContentQueue, Finished, Jumped
+from gazette_sdk.message.fetcher import ContentQueue, FetchedContent, Finished, Jumped
 from gazette_sdk.transport.loop import run, sdk_loop
 
 WAIT_S = 10.0
@@ -20,7 +20,7 @@ def new_queue(bytes_max: int = 1000, *limits: int) -> ContentQueue:
 
 def shown(item):
     """Name and content of an item, or name and offset."""
-    if isinstance(item, Content):
+    if isinstance(item, FetchedContent):
         return (item.journal, b"".join(item.pieces))
     return (item.journal, item.offset) if isinstance(item, Jumped) else None
 

@@ -52,7 +52,7 @@ LONG = pytest.mark.timeout(max(120, CASES // 5))
 
 def test_the_tables_of_both_ends_are_whole():
     for table, states, effects in (
-        (server.TABLE, server.ReceiveState, server.ServerEffect),
+        (server.TABLE, server.ServedReceiveState, server.ServerEffect),
         (client.TABLE, client.ReceiveState, client.ClientEffect),
     ):
         assert len(table) == len(states)

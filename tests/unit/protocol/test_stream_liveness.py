@@ -12,7 +12,7 @@ from gazette_sdk.protocol.stream_calls import (
     STALL_MAX_S,
     STALLED_BYTES,
     Liveness,
-    Verdict,
+    LivenessCheck,
 )
 
 
@@ -38,18 +38,18 @@ def test_every_state_has_its_verdict(silent_s, unread_bytes, reading_paused):
     now = begun + silent_s
     verdict = liveness.check(now, reading_paused=reading_paused)
     if reading_paused:
-        assert verdict is Verdict.PING
+        assert verdict is LivenessCheck.PING
         assert liveness.silent_s(now) == 0
         assert liveness.deadline == now + PING_AFTER_S
         return
     bound_s = STALL_MAX_S if unread_bytes > STALLED_BYTES else SILENCE_MAX_S
     if silent_s >= bound_s:
-        assert verdict is Verdict.DROP
+        assert verdict is LivenessCheck.DROP
     elif silent_s >= PING_AFTER_S:
-        assert verdict is Verdict.PING
+        assert verdict is LivenessCheck.PING
         assert liveness.deadline == now + min(PING_AFTER_S, bound_s - silent_s)
     else:
-        assert verdict is Verdict.WAIT
+        assert verdict is LivenessCheck.WAIT
         assert liveness.deadline == begun + PING_AFTER_S
 
 
@@ -57,16 +57,16 @@ def test_what_is_heard_ends_the_silence_and_what_is_unread():
     liveness = Liveness(0.0)
     liveness.sent(STALLED_BYTES + 1)
     liveness.heard(15.0)
-    assert liveness.check(15.0 + PING_AFTER_S) is Verdict.PING
-    assert liveness.check(15.0 + SILENCE_MAX_S) is Verdict.DROP
+    assert liveness.check(15.0 + PING_AFTER_S) is LivenessCheck.PING
+    assert liveness.check(15.0 + SILENCE_MAX_S) is LivenessCheck.DROP
 
 
 def test_a_restart_ends_the_silence_alone():
     liveness = Liveness(0.0)
     liveness.sent(STALLED_BYTES + 1)
     liveness.restart(15.0)
-    assert liveness.check(15.0 + SILENCE_MAX_S) is Verdict.PING
-    assert liveness.check(15.0 + STALL_MAX_S) is Verdict.DROP
+    assert liveness.check(15.0 + SILENCE_MAX_S) is LivenessCheck.PING
+    assert liveness.check(15.0 + STALL_MAX_S) is LivenessCheck.DROP
 
 
 QUARTERS = st.integers(0, 400).map(lambda count: count / 4)  # exact
@@ -85,13 +85,13 @@ def test_checks_at_deadlines_drop_a_peer_in_time_and_no_other(peer_speaks, unrea
             assert now - 1e-6 <= liveness.deadline <= now + PING_AFTER_S + 1e-6
             now = max(now, liveness.deadline)
             verdict = liveness.check(now)
-            if verdict is Verdict.DROP:
+            if verdict is LivenessCheck.DROP:
                 assert bound_s <= now - heard_at < bound_s + 1e-3
                 assert pings
                 return
             assert now - heard_at < bound_s
-            assert (verdict is Verdict.PING) == (now - heard_at >= PING_AFTER_S)
-            pings += verdict is Verdict.PING
+            assert (verdict is LivenessCheck.PING) == (now - heard_at >= PING_AFTER_S)
+            pings += verdict is LivenessCheck.PING
             assert liveness.deadline > now
         now = heard_at + pause_s
         liveness.heard(now)

@@ -21,7 +21,7 @@ from gazette_sdk.transport.stream.connection import (
     HELD_BYTES_MAX,
     LOW_WATER_BYTES,
     Connection,
-    Ended,
+    EndReason,
 )
 from support.scripted_broker import in_loop
 
@@ -151,7 +151,7 @@ async def test_items_that_nobody_takes_stop_the_reading_once():
         pass
     assert wire.paused == 0
     connection.connection_lost(None)
-    assert call.ended is Ended.LOST
+    assert call.ended is EndReason.LOST
 
 
 @in_loop

@@ -7,7 +7,7 @@ import hashlib
 
 import pytest
 
-from gazette_sdk.broker.append.content import Content
+from gazette_sdk.broker.append.content import ClientContent
 from gazette_sdk.broker.append.flow_control import FlowControl
 from gazette_sdk.broker.append.machine import ContentEffect
 from gazette_sdk.broker.replication.pipeline import Pipeline, Signal
@@ -44,7 +44,7 @@ class Setting:
         self.rolled += 1
 
     async def receive(self, items, *, may_have_content=True):
-        content = Content(may_have_content=may_have_content)
+        content = ClientContent(may_have_content=may_have_content)
         self.flow.reset(self.rate, int(asyncio.get_running_loop().time() * 1000))
         await content.receive(items, self.pipeline, self.flow, Signal(), self.roll)
         return content

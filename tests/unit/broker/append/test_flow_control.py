@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.broker.append.flow_control import FlowControl, Verdict
+from gazette_sdk.broker.append.flow_control import Credit, FlowControl
 from support.vectors import cases
 
 
@@ -19,13 +19,13 @@ def test_vectors(case):
             flow.reset(step["max_rate"], now)
         elif step["op"] == "chunk":
             verdict = flow.chunk(step["n"])
-            assert verdict == (Verdict.HOLD if flow.charge else Verdict.GO)
+            assert verdict == (Credit.HOLD if flow.charge else Credit.GO)
         elif step["op"] == "invalidate":
             flow.invalidate()
         else:
             now += step["dt"]
             verdict = flow.tick(now)
-            assert (verdict is Verdict.UNDERFLOW) == step.get("underflow", False)
+            assert (verdict is Credit.UNDERFLOW) == step.get("underflow", False)
         for name, value in step.get("expect", {}).items():
             assert getattr(flow, name) == value, (step, name)
 
@@ -33,11 +33,11 @@ def test_vectors(case):
 def test_credit_which_an_append_did_not_use_is_there_for_the_next():
     flow = FlowControl(min_rate=10)
     flow.reset(1000, 0)
-    assert flow.chunk(400) is Verdict.GO
+    assert flow.chunk(400) is Credit.GO
     flow.reset(1000, 100)
     assert (flow.balance, flow.total_chunks, flow.spent) == (700, 0, 10)
-    assert flow.chunk(700) is Verdict.GO
-    assert flow.chunk(1) is Verdict.HOLD
+    assert flow.chunk(700) is Credit.GO
+    assert flow.chunk(1) is Credit.HOLD
 
 
 @given(st.integers(0, 2000), st.integers(1, 5000), st.sampled_from([0, 10, 700]))
@@ -46,15 +46,15 @@ def test_a_chunk_and_an_empty_one_may_be_charged_together(balance, length, min_r
     for flow in (together, apart):
         flow.reset(0, 0)
         flow.balance = balance  # left from a time with a maximum rate
-    assert together.chunk(length, messages=2) is Verdict.GO
-    assert (apart.chunk(length), apart.chunk(0)) == (Verdict.GO, Verdict.GO)
+    assert together.chunk(length, messages=2) is Credit.GO
+    assert (apart.chunk(length), apart.chunk(0)) == (Credit.GO, Credit.GO)
     assert vars(together) == vars(apart)
 
 
 def test_a_journal_without_content_saves_up_no_credit():
     flow = FlowControl(min_rate=10)
     flow.reset(1000, 0)
-    assert flow.chunk(0) is Verdict.GO  # the commit of a pulse
+    assert flow.chunk(0) is Credit.GO  # the commit of a pulse
     flow.reset(1000, 60_000)
     assert flow.balance == 1000
 
@@ -62,14 +62,14 @@ def test_a_journal_without_content_saves_up_no_credit():
 def test_no_minimum_rate_never_aborts():
     flow = FlowControl(min_rate=0)
     flow.reset(0, 0)
-    assert flow.tick(10_000_000) is Verdict.GO
+    assert flow.tick(10_000_000) is Credit.GO
 
 
 def test_a_tick_earlier_than_the_last_is_ignored():
     flow = FlowControl(min_rate=1000)
     flow.reset(1000, 5000)
     flow.chunk(3000)
-    assert flow.tick(4000) is Verdict.HOLD
+    assert flow.tick(4000) is Credit.HOLD
     assert (flow.spent, flow.charge) == (1000, 2000)
 
 
@@ -79,7 +79,7 @@ def test_an_invalidated_append_is_no_longer_held_and_keeps_its_credit():
     flow.chunk(1500)
     flow.invalidate()
     assert flow.charge == 0
-    assert flow.chunk(10**9) is Verdict.GO
+    assert flow.chunk(10**9) is Credit.GO
 
 
 @given(

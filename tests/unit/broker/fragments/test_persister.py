@@ -394,8 +394,7 @@ def test_a_failed_attempt_uses_the_stores_of_its_time_when_tried_again(tmp_path)
         setting.spec.fragment.stores[:] = ["file:///missing/"]
         setting.persister.complete(await setting.spool())
         async with setting.running():
-            await until(lambda: setting.persister._backlogs)
-            assert setting.persister.pending == 1
+            await until(lambda: setting.persister._backlogs and setting.persister.pending == 1)
             setting.spec.fragment.stores[:] = [GOOD]
             await until(setting.stored)
 

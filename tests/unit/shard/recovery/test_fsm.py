@@ -9,7 +9,7 @@ import pytest
 
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol import recoverylog_pb2 as pb
-from gazette_sdk.shard.recovery.fsm import FSM, Outcome
+from gazette_sdk.shard.recovery.fsm import FSM, Applied
 from gazette_sdk.shard.recovery.hints import flatten
 from support.recovery_logs import NAMES, content, hints, operations, recording, segment
 from support.vectors import group
@@ -17,15 +17,15 @@ from support.vectors import group
 VECTORS = group("message", "fsm")
 
 OUTCOMES = {
-    "ok": Outcome.APPLIED,
-    "NotHintedAuthor": Outcome.NOT_HINTED_AUTHOR,
-    "WrongSeqNo": Outcome.WRONG_SEQ_NO,
-    "ChecksumMismatch": Outcome.CHECKSUM_MISMATCH,
-    "LinkExists": Outcome.LINK_EXISTS,
-    "PropertyExists": Outcome.PROPERTY_EXISTS,
-    "FnodeNotTracked": Outcome.FNODE_NOT_TRACKED,
-    "ExpectedHintedFnode": Outcome.EXPECTED_HINTED_FNODE,
-    "NoSuchLink": Outcome.NO_SUCH_LINK,
+    "ok": Applied.APPLIED,
+    "NotHintedAuthor": Applied.NOT_HINTED_AUTHOR,
+    "WrongSeqNo": Applied.WRONG_SEQ_NO,
+    "ChecksumMismatch": Applied.CHECKSUM_MISMATCH,
+    "LinkExists": Applied.LINK_EXISTS,
+    "PropertyExists": Applied.PROPERTY_EXISTS,
+    "FnodeNotTracked": Applied.FNODE_NOT_TRACKED,
+    "ExpectedHintedFnode": Applied.EXPECTED_HINTED_FNODE,
+    "NoSuchLink": Applied.NO_SUCH_LINK,
 }
 
 
@@ -46,7 +46,7 @@ def operation_of(step: dict[str, Any]) -> pb.RecordedOp:
     return operation
 
 
-def apply(fsm: FSM, operation: pb.RecordedOp, message: bytes = b"message") -> Outcome:
+def apply(fsm: FSM, operation: pb.RecordedOp, message: bytes = b"message") -> Applied:
     return fsm.apply(operation, message, log="a/log", first_offset=1, last_offset=2)
 
 
@@ -70,7 +70,7 @@ def test_scenarios_go_as_the_vectors_say(scenario: dict[str, Any]) -> None:
                 last_offset=step["last_offset"],
             )
             assert outcome is OUTCOMES[step["expect"]], step
-            if outcome not in (Outcome.APPLIED, Outcome.FNODE_NOT_TRACKED):
+            if outcome not in (Applied.APPLIED, Applied.FNODE_NOT_TRACKED):
                 assert state_of(fsm) == before
         elif step["op"] == "state":
             assert fsm.next_seq_no == step["next_seq_no"]
@@ -150,8 +150,8 @@ def test_sizes_are_those_of_the_restored_files() -> None:
 def test_a_link_to_a_path_in_use_is_refused() -> None:
     fsm = FSM(pb.FSMHints(log="a/log", properties=[pb.Property(path="/p", content="x")]))
     create = pb.RecordedOp(seq_no=1, author=1, create=pb.RecordedOp.Create(path="/a"))
-    assert apply(fsm, create) is Outcome.APPLIED
-    for path, expected in (("/a", Outcome.LINK_EXISTS), ("/p", Outcome.PROPERTY_EXISTS)):
+    assert apply(fsm, create) is Applied.APPLIED
+    for path, expected in (("/a", Applied.LINK_EXISTS), ("/p", Applied.PROPERTY_EXISTS)):
         for kind in ("create", "link"):
             step = {"seq_no": 2, "checksum": fsm.next_checksum, "author": 1, "kind": kind}
             assert apply(fsm, operation_of({**step, "fnode": 1, "path": path})) is expected
@@ -160,21 +160,21 @@ def test_a_link_to_a_path_in_use_is_refused() -> None:
 def test_a_link_to_an_unknown_file_is_not_tracked() -> None:
     fsm = FSM(pb.FSMHints(log="a/log"))
     step = {"seq_no": 1, "checksum": 0, "author": 1, "kind": "link", "fnode": 7, "path": "/a"}
-    assert apply(fsm, operation_of(step)) is Outcome.FNODE_NOT_TRACKED
+    assert apply(fsm, operation_of(step)) is Applied.FNODE_NOT_TRACKED
     assert fsm.next_seq_no == 2
     assert not fsm.links
 
 
 def test_an_operation_that_changes_nothing_continues_the_history() -> None:
     fsm = FSM(pb.FSMHints(log="a/log"))
-    assert apply(fsm, pb.RecordedOp(seq_no=1, author=5)) is Outcome.APPLIED
+    assert apply(fsm, pb.RecordedOp(seq_no=1, author=5)) is Applied.APPLIED
     assert fsm.next_seq_no == 2
     assert not fsm.live_nodes
 
 
 def test_a_wrong_checksum_is_refused() -> None:
     fsm = FSM(pb.FSMHints(log="a/log"))
-    assert apply(fsm, pb.RecordedOp(seq_no=1, checksum=1, author=5)) is Outcome.CHECKSUM_MISMATCH
+    assert apply(fsm, pb.RecordedOp(seq_no=1, checksum=1, author=5)) is Applied.CHECKSUM_MISMATCH
     assert fsm.next_seq_no == 1
 
 
@@ -199,7 +199,7 @@ def test_a_hinted_property_is_newer_than_changes_within_hinted_segments() -> Non
     for seq_no, step in zip((1, 2, 3, 5, 6), steps, strict=True):
         assert fsm.properties["/p"] == "as of operation 4"
         numbers = {"seq_no": seq_no, "checksum": fsm.next_checksum, "author": 1}
-        assert apply(fsm, operation_of({**numbers, **step})) is Outcome.APPLIED
+        assert apply(fsm, operation_of({**numbers, **step})) is Applied.APPLIED
     assert fsm.properties["/p"] == "new"
 
 
@@ -217,10 +217,10 @@ def test_a_file_within_hinted_segments_that_hints_do_not_name_is_not_tracked() -
     for path in ("/gone", "/p"):
         fsm = FSM(given)
         steps = [
-            ({"kind": "create", "path": "/a"}, Outcome.APPLIED),
-            ({"kind": "create", "path": path}, Outcome.FNODE_NOT_TRACKED),
-            ({"kind": "write", "fnode": 1}, Outcome.APPLIED),
-            ({"kind": "link", "fnode": 1, "path": "/gone"}, Outcome.APPLIED),
+            ({"kind": "create", "path": "/a"}, Applied.APPLIED),
+            ({"kind": "create", "path": path}, Applied.FNODE_NOT_TRACKED),
+            ({"kind": "write", "fnode": 1}, Applied.APPLIED),
+            ({"kind": "link", "fnode": 1, "path": "/gone"}, Applied.APPLIED),
         ]
         for seq_no, (step, outcome) in zip((1, 2, 3, 6), steps, strict=True):
             numbers = {"seq_no": seq_no, "checksum": fsm.next_checksum, "author": 1}

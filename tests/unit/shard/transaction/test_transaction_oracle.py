@@ -19,7 +19,7 @@ from gazette_sdk import shard
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.shard.transaction import consume
-from gazette_sdk.shard.transaction.consume import Consumer
+from gazette_sdk.shard.transaction.consume import MessageConsumer
 from gazette_sdk.shard.transaction.failure import BadRecords
 from gazette_sdk.shard.transaction.machine import Action, Current, Prior, TransactionMachine
 from gazette_sdk.shard.transaction.transaction import Transaction
@@ -189,7 +189,7 @@ class Run:
         application = shard.handler(message=int, store=shard.JsonStore)(self._handle)
         output = MemoryOutput()
         txn = Transaction(None, Store(), output)
-        self.consumer = Consumer(
+        self.consumer = MessageConsumer(
             application,
             txn,
             output,

@@ -17,7 +17,7 @@ from gazette_sdk.transport.append import appender as module
 from gazette_sdk.transport.append import appender as service
 from gazette_sdk.transport.append.appender import (
     INLINE_BYTES_MAX,
-    Sender,
+    AppendSender,
 )
 from support.scripted_appends import WAIT_S, ScriptedJournal, in_thread, until
 from support.scripted_broker import append_ok, append_status
@@ -35,7 +35,7 @@ def nobody_queued(journal):
     append = journal.append(b"1")
     [call] = journal.route.calls
     assert (call.content, call.thread) == (b"1", threading.current_thread().name)
-    assert journal.sender is Sender.INLINE
+    assert journal.sender is AppendSender.INLINE
     assert not append.done()
     journal.thread.turn()
     assert not journal.route.sent
@@ -45,7 +45,7 @@ def nobody_queued(journal):
 def nobody_queued_without_connection(journal):
     journal.route.has_connection = False
     append = journal.append(b"1")
-    assert journal.sender is Sender.LOOP
+    assert journal.sender is AppendSender.LOOP
     until(lambda: journal.route.prepared)
     assert journal.route.prepared[0] not in {"the loop", threading.current_thread().name}
     until(lambda: journal.route.contents() == [b"1"])
@@ -61,14 +61,14 @@ def inline_queued_answer_there(journal):
     assert first.result().commit.end == 1
     assert journal.route.calls[1].content == b"2"
     assert journal.route.accepted == [append_ok(0, 1)]
-    assert journal.sender is Sender.INLINE
+    assert journal.sender is AppendSender.INLINE
     assert not second.done()
     journal.route.calls[1].answer()
 
 
 def inline_queued_no_answer(journal):
     first, second = journal.append(b"1"), journal.append(b"2")
-    assert journal.sender is Sender.LOOP
+    assert journal.sender is AppendSender.LOOP
     until(lambda: journal.route.calls[0].is_waited_for)
     journal.thread.turn()
     assert not journal.route.sent, "the inline append is alone in flight"
@@ -84,7 +84,7 @@ def inline_queued_no_answer(journal):
 def inline_waited_for(journal):
     append = journal.append(b"1")
     thread = in_thread(lambda: append.wait(WAIT_S))
-    until(lambda: journal.sender is Sender.RECEIVER)
+    until(lambda: journal.sender is AppendSender.RECEIVER)
     journal.route.calls[0].answer()
     thread.join(WAIT_S)
     assert append.done()
@@ -94,7 +94,7 @@ def inline_waited_for(journal):
 def inline_overdue(journal):
     append = journal.append(b"1")
     journal.appender.leave_to_loop()
-    assert journal.sender is Sender.LOOP
+    assert journal.sender is AppendSender.LOOP
     journal.route.calls[0].answer()
     assert append.wait(WAIT_S)
     assert journal.route.calls[0].received_by == "the loop"
@@ -103,10 +103,10 @@ def inline_overdue(journal):
 def receiver_queued(journal):
     first = journal.append(b"1")
     thread = in_thread(lambda: first.wait(WAIT_S))
-    until(lambda: journal.sender is Sender.RECEIVER)
+    until(lambda: journal.sender is AppendSender.RECEIVER)
     journal.append(b"2")
     journal.append(b"3")
-    assert journal.sender is Sender.RECEIVER
+    assert journal.sender is AppendSender.RECEIVER
     journal.thread.turn()
     assert not journal.route.sent
     assert len(journal.route.calls) == 1
@@ -120,13 +120,13 @@ def receiver_answered_more_queued(journal):
     assert first.thread == threading.current_thread().name
     assert second.thread == first.received_by != first.thread
     assert second.content == b"23"
-    assert journal.sender is Sender.INLINE
+    assert journal.sender is AppendSender.INLINE
     second.answer()
 
 
 def receiver_answered_nothing_queued(journal):
     inline_waited_for(journal)
-    assert journal.sender is Sender.NOBODY
+    assert journal.sender is AppendSender.NOBODY
     journal.append(b"2")
     assert len(journal.route.calls) == 2
     journal.route.calls[1].answer()
@@ -135,9 +135,9 @@ def receiver_answered_nothing_queued(journal):
 def loop_queued(journal):
     journal.append_on_loop(b"1")
     until(lambda: journal.route.contents() == [b"1"])
-    assert journal.sender is Sender.LOOP
+    assert journal.sender is AppendSender.LOOP
     journal.append(b"2")
-    assert journal.sender is Sender.LOOP
+    assert journal.sender is AppendSender.LOOP
     until(lambda: journal.route.contents() == [b"1", b"2"])
     assert not journal.route.calls
 
@@ -146,7 +146,7 @@ def loop_idle(journal):
     append = journal.append_on_loop(b"1")
     journal.answer()
     assert append.wait(WAIT_S)
-    until(lambda: journal.sender is Sender.NOBODY)
+    until(lambda: journal.sender is AppendSender.NOBODY)
     journal.append(b"2")
     assert len(journal.route.calls) == 1
     journal.route.calls[0].answer()
@@ -171,8 +171,8 @@ def test_each_row_of_the_docstrings_table_has_a_test():
     rows = []
     for line in module.__doc__.splitlines():
         cells = [cell.strip() for cell in line.split("  ") if cell.strip()]
-        if len(cells) == 4 and cells[0] in Sender.__members__:
-            assert cells[3] in Sender.__members__
+        if len(cells) == 4 and cells[0] in AppendSender.__members__:
+            assert cells[3] in AppendSender.__members__
             rows.append(f"{cells[0]}, {cells[1]}: {cells[2]}")
     assert rows == list(ROWS)
 
@@ -181,7 +181,7 @@ def test_each_row_of_the_docstrings_table_has_a_test():
 def test_a_journal_is_sent_to_as_the_table_says(journal, row):
     ROWS[row](journal)
     journal.answer_all()
-    until(lambda: journal.sender is Sender.NOBODY)
+    until(lambda: journal.sender is AppendSender.NOBODY)
 
 
 # ------------------------------------------------------------------- inline or not
@@ -236,7 +236,7 @@ def test_a_coroutine_of_another_loop_sends_inline_and_the_loop_receives_the_answ
         assert len(journal.route.calls) == 1
         waiting = asyncio.ensure_future(append.ended())
         await asyncio.sleep(0)
-        assert journal.sender is Sender.LOOP
+        assert journal.sender is AppendSender.LOOP
         journal.route.calls[0].answer()
         await waiting
         return append.result()
@@ -251,7 +251,7 @@ def test_a_connection_for_inline_appends_is_prepared_once_in_a_while(journal, mo
         append = journal.append(b"x")
         journal.answer()
         assert append.wait(WAIT_S)
-        until(lambda: journal.sender is Sender.NOBODY)
+        until(lambda: journal.sender is AppendSender.NOBODY)
     assert len(journal.route.prepared) == 1
     monkeypatch.setattr(module, "PREPARE_S", 0.0)
     journal.appender._prepare_at = 0.0
@@ -267,7 +267,7 @@ def test_the_sweep_leaves_answers_that_nobody_receives_to_the_loop(monkeypatch):
     monkeypatch.setattr(service, "SWEEP_S", 0.01)
     with ScriptedJournal() as journal:
         append = journal.append(b"x")
-        until(lambda: journal.sender is Sender.LOOP)
+        until(lambda: journal.sender is AppendSender.LOOP)
         journal.route.calls[0].answer()
         until(append.done)  # nobody waits for it
         assert journal.route.calls[0].received_by == "the loop"
@@ -277,7 +277,7 @@ def test_the_sweep_leaves_answers_that_nobody_receives_to_the_loop(monkeypatch):
 def test_a_thread_whose_time_runs_out_leaves_the_answer_to_others(journal):
     append = journal.append(b"1")
     assert not append.wait(0.01)
-    assert journal.sender is Sender.INLINE
+    assert journal.sender is AppendSender.INLINE
     assert not append.poll()
     journal.route.calls[0].answer()
     assert append.poll()
@@ -287,11 +287,11 @@ def test_a_thread_whose_time_runs_out_leaves_the_answer_to_others(journal):
 def test_what_queued_meanwhile_is_sent_though_the_receivers_time_runs_out(journal):
     first = journal.append(b"1")
     thread = in_thread(lambda: first.wait(0.2))
-    until(lambda: journal.sender is Sender.RECEIVER)
+    until(lambda: journal.sender is AppendSender.RECEIVER)
     second = journal.append(b"2")
     thread.join(WAIT_S)
     assert not first.done()
-    assert journal.sender is Sender.LOOP
+    assert journal.sender is AppendSender.LOOP
     journal.route.calls[0].answer()
     journal.answer()
     assert second.wait(WAIT_S)
@@ -312,7 +312,7 @@ def test_several_threads_wait_and_one_of_them_receives(journal):
 def test_a_coroutine_of_the_loop_waits_for_an_inline_append(journal):
     append = journal.append(b"1")
     waiting = asyncio.run_coroutine_threadsafe(append.ended(), journal.thread.loop)
-    until(lambda: journal.sender is Sender.LOOP)
+    until(lambda: journal.sender is AppendSender.LOOP)
     journal.route.calls[0].answer()
     waiting.result(WAIT_S)
 

@@ -19,7 +19,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.append import appender as service
 from gazette_sdk.transport.append import queue as linger
 from gazette_sdk.transport.append.appender import (
-    Sender,
+    AppendSender,
 )
 from gazette_sdk.transport.append.queue import any_ended
 from gazette_sdk.transport.loop import new_lock
@@ -55,7 +55,7 @@ def test_closing_ends_the_wait_of_a_thread(journal):
     append = journal.append(b"1")
     seen = []
     thread = in_thread(lambda: seen.append(closed(append)))
-    until(lambda: journal.sender is Sender.RECEIVER)
+    until(lambda: journal.sender is AppendSender.RECEIVER)
     journal.thread.call(journal.service.aclose)
     thread.join(WAIT_S)
     assert seen == [True]
@@ -116,9 +116,9 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("sender", [Sender.INLINE, Sender.LOOP])
+@pytest.mark.parametrize("sender", [AppendSender.INLINE, AppendSender.LOOP])
 def test_appends_of_a_loop_that_has_ended_fail(journal, sender, way):
-    if sender is Sender.INLINE:
+    if sender is AppendSender.INLINE:
         append = journal.append(b"1")
     else:
         append = journal.append_on_loop(b"1")
@@ -140,7 +140,7 @@ def test_appends_of_a_loop_that_has_ended_fail(journal, sender, way):
 def test_a_thread_receives_its_answer_though_the_loop_has_ended(journal):
     append = journal.append(b"1")
     thread = in_thread(lambda: append.wait(WAIT_S))
-    until(lambda: journal.sender is Sender.RECEIVER)
+    until(lambda: journal.sender is AppendSender.RECEIVER)
     journal.thread.stop()
     journal.route.calls[0].answer()
     thread.join(WAIT_S)

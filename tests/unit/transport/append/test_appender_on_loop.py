@@ -15,7 +15,7 @@ from gazette_sdk.errors import (
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.append import appender as service
 from gazette_sdk.transport.append import queue as linger
-from gazette_sdk.transport.append.appender import Sender
+from gazette_sdk.transport.append.appender import AppendSender
 from gazette_sdk.transport.append.queue import (
     IN_FLIGHT_BYTES_MAX,
     IN_FLIGHT_MAX,
@@ -135,7 +135,7 @@ def test_a_journal_that_fails_without_sticking_takes_further_appends(monkeypatch
         failed = journal.append_on_loop(b"1")
         journal.answer(append_status(pb.NOT_ALLOWED))
         assert failed.wait(WAIT_S)
-        until(lambda: journal.sender is Sender.NOBODY)
+        until(lambda: journal.sender is AppendSender.NOBODY)
         journal.append(b"2")
         [call] = journal.route.calls
         call.answer()
@@ -177,7 +177,7 @@ def lingering(monkeypatch):
 def test_behind_an_append_of_few_writes_nothing_waits_for_more(lingering):
     lingering.stream(STREAMING_COUNT_MIN - 1)
     lingering.answer()
-    until(lambda: lingering.sender is Sender.NOBODY)
+    until(lambda: lingering.sender is AppendSender.NOBODY)
     began_at = time.monotonic()
     lingering.append(b"x")
     until(lambda: len(lingering.route.sent) == 2)
@@ -213,7 +213,7 @@ def test_a_large_append_waits_for_no_more(lingering):
 def test_a_stream_that_pauses_is_none_any_more(lingering):
     lingering.stream()
     lingering.answer()
-    until(lambda: lingering.sender is Sender.NOBODY)  # the linger has ended
+    until(lambda: lingering.sender is AppendSender.NOBODY)  # the linger has ended
     began_at = time.monotonic()
     lingering.append(b"x")
     until(lambda: len(lingering.route.sent) == 2)

@@ -10,7 +10,7 @@ import pytest
 
 from gazette_sdk.errors import DeliveryTimeoutError, GazetteError, UnavailableError
 from gazette_sdk.transport.append import appender as service
-from gazette_sdk.transport.append.appender import Sender
+from gazette_sdk.transport.append.appender import AppendSender
 from gazette_sdk.transport.append.queue import AppendQueue, QueueEffect, QueueState
 from support.scripted_appends import NEVER_S, WAIT_S, ScriptedJournal, until
 
@@ -54,12 +54,12 @@ def test_a_late_answer_of_an_append_that_expired_is_dropped(timed):
 
 def test_a_thread_that_waits_for_an_inline_append_waits_no_longer(timed):
     append = timed.append(b"1")
-    assert timed.sender is Sender.INLINE
+    assert timed.sender is AppendSender.INLINE
     begun = time.monotonic()
     assert expired(append)
     assert time.monotonic() - begun < WAIT_S
     timed.route.calls[0].answer()  # too late
-    until(lambda: timed.sender is Sender.NOBODY)
+    until(lambda: timed.sender is AppendSender.NOBODY)
     behind = timed.append(b"2")
     timed.route.calls[1].answer()
     assert behind.wait(WAIT_S)
