@@ -30,7 +30,7 @@ from gazette_sdk.broker.listing import Listing
 from gazette_sdk.broker.read import ReadServer
 from gazette_sdk.broker.recovery.etcd_history import EtcdHistory
 from gazette_sdk.broker.recovery.peers import LISTING_TIMEOUT_S, PeerInventory, WaitingJournals
-from gazette_sdk.broker.recovery.quarantine import Quarantine, UnagreedSpools
+from gazette_sdk.broker.recovery.quarantine import Quarantine, UnconfirmedSpools
 from gazette_sdk.broker.recovery.routes import LastRoutes, RecordedRoutes, RouteRecorder
 from gazette_sdk.broker.recovery.withheld import (
     WithheldSpools,
@@ -107,7 +107,7 @@ class Broker:
     persister: Persister
     _quarantine: Quarantine
     _withheld: WithheldSpools
-    _unagreed: UnagreedSpools
+    _unconfirmed: UnconfirmedSpools
     _failover: Failover
     _last_routes: LastRoutes
     _waiting_journals: WaitingJournals
@@ -210,7 +210,7 @@ class Broker:
         run("persister", self.persister.run())
         run("recovery", self._quarantine.run())
         run("withheld spools", self._withheld.run())
-        run("un-agreed spools", self._unagreed.run())
+        run("unconfirmed spools", self._unconfirmed.run())
         run("failover", self._failover.run())
         run("waiting journals", self._waiting_journals.run())
         run("route recorder", self._route_recorder.run())
@@ -272,7 +272,7 @@ class Broker:
     ) -> None:
         config = self.config
         self.persister = Persister(
-            stores, self.keyspace.item, stored=self._tell_stored, may_upload=self._may_upload
+            stores, self.keyspace.item, stored=self._report_stored, may_upload=self._may_upload
         )
         peers = self._peers = self._peers or ChosenTransport(
             config.endpoint,
@@ -364,7 +364,7 @@ class Broker:
             min_append_rate=config.min_append_rate,
             max_append_rate=config.max_append_rate,
             copy_unstored=UnstoredCopies(self.resolver, peers).run,
-            unagreed=lambda spool: self._unagreed.add(spool),  # noqa: PLW0108 - it is made later
+            unconfirmed=lambda spool: self._unconfirmed.add(spool),  # noqa: PLW0108 - it is made later
         )
         self.service = JournalService(
             resolver=self.resolver,
@@ -383,7 +383,7 @@ class Broker:
             hand_over_s=failover.hand_over_s,
             on_broken=failover.suspect,
         )
-        self._unagreed = UnagreedSpools(
+        self._unconfirmed = UnconfirmedSpools(
             replica_of=self._replica_of,
             exists=self._exists,
             is_contested=spools.is_contested,
@@ -405,7 +405,7 @@ class Broker:
             # No peer may have it: it is uploaded at once, like a primary's.
             upload=lambda spool: self.persister.complete(replace(spool, primary=True)),
             replica_of=self._replica_of,
-            upload_agreed=lambda spool: self._unagreed.add(replace(spool, primary=True)),
+            upload_agreed=lambda spool: self._unconfirmed.add(replace(spool, primary=True)),
             restores_head=lambda journal: (
                 history.was_member(journal) or self._withheld.was_released(journal)
             ),
@@ -427,15 +427,15 @@ class Broker:
             stores=stores,
             persister=self.persister,
             record_route=records.change,
-            is_undecided=lambda *key: self._quarantine.holds(*key) or self._unagreed.holds(*key),
+            is_undecided=lambda *key: self._quarantine.holds(*key) or self._unconfirmed.holds(*key),
         )
         records.mirror.observers += [
-            lambda: self._unagreed.observe(records.changed_journals()),
+            lambda: self._unconfirmed.observe(records.changed_journals()),
             self._waiting_journals.wake,
         ]
         self.keyspace.observers += [
             lambda: self._quarantine.observe(self.keyspace.changes),
-            lambda: self._unagreed.observe(self._last_routes.changed_journals()),
+            lambda: self._unconfirmed.observe(self._last_routes.changed_journals()),
             self._waiting_journals.wake,
             self._route_recorder.wake,
             self._withheld.wake,
@@ -456,7 +456,7 @@ class Broker:
         assert self._history is not None
         return not await self._history.is_continued_in(self._etcd, item, self._records.key(item))
 
-    def _tell_stored(self, spool: CompletedSpool) -> None:
+    def _report_stored(self, spool: CompletedSpool) -> None:
         """Tell the other replicas that we have stored a fragment of a journal which we lead."""
         replica = self._replica_of(spool.fragment.journal, spool.create_revision)
         if replica is not None and replica.ready is not None:
@@ -497,7 +497,7 @@ class Broker:
             "leaving alone",
             "recovery",
             "withheld spools",
-            "un-agreed spools",
+            "unconfirmed spools",
             "waiting journals",
             "route recorder",
             "sweeper",
@@ -505,7 +505,7 @@ class Broker:
         if self._is_composed:
             await self._failover.end_changes()
             self.service.end_streams()
-            self._unagreed.look()
+            self._unconfirmed.look()
             replicas = self.resolver.replicas
             self.resolver.stop_local()
             self._quarantine.stop()
@@ -572,7 +572,7 @@ class Broker:
     async def _persist(self, timeout_s: float) -> bool:
         """Upload what is left. Return True if all was uploaded in time."""
         if is_alone(self.keyspace, self._id):
-            self._unagreed.upload_all()
+            self._unconfirmed.upload_all()
         try:
             async with asyncio.timeout(timeout_s):
                 await self.persister.finish()

@@ -35,8 +35,8 @@ class ReplicaParts:
         complete: takes each fragment that is closed: the persister's.
         refresh: lists the stores of a replica, for as long as it lives.
         pulse: pulses a replica, for as long as it lives.
-        unagreed: takes each closed fragment of which it is not known whether all replicas have it;
-            ``complete`` by default.
+        unconfirmed: takes each closed fragment of which it is not known whether all replicas have
+            it; ``complete`` by default.
         copy_unstored: copies what is in no store and other replicas have, while that is wanted.
         min_append_rate: bytes per second a client has to sustain; 0 for no minimum.
         max_append_rate: bytes per second, for journals with a greater limit of their own; 0 for
@@ -49,7 +49,7 @@ class ReplicaParts:
     min_append_rate: int
     max_append_rate: int
     copy_unstored: Callable[[Replica], Coroutine[Any, Any, None]] | None = None
-    unagreed: Callable[[CompletedSpool], None] | None = None
+    unconfirmed: Callable[[CompletedSpool], None] | None = None
 
 
 class ReadyRoute(NamedTuple):
@@ -142,12 +142,12 @@ class Replica:
         self._parts = parts
         self._mark: object = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._not_agreed: list[CompletedSpool] = []
+        self._unconfirmed: list[CompletedSpool] = []
         self._ends_as_primary = False
         for spool in recovered:
             self.index.commit(spool.fragment, spool.file)
         if storage.persisted:
-            self.index.hold(is_told=False)
+            self.index.hold(is_reported=False)
         self.spool: Slot[Spool]
         if predecessor is None and (ready is None or ready.fired):
             self.spool = Slot(self._new_spool())
@@ -190,7 +190,7 @@ class Replica:
         for several: an earlier process may have committed what no other broker has.
         """
         if self._mark is None and item.value.replication > 1:
-            self.index.hold(end=0, is_told=True)
+            self.index.hold(end=0, is_reported=True)
         self.is_primary = is_primary
         mark = (
             [(entry.key, entry.mod_revision) for entry in assignments],
@@ -218,8 +218,8 @@ class Replica:
         if self.agreed is not None and fragment.end < self.agreed.end:
             return  # of an append before the last one
         self.agreed = fragment
-        if self._not_agreed:
-            waiting, self._not_agreed = self._not_agreed, []
+        if self._unconfirmed:
+            waiting, self._unconfirmed = self._unconfirmed, []
             for spool in waiting:
                 self._complete(spool)
 
@@ -261,7 +261,7 @@ class Replica:
         if self._ends_as_primary:
             spool = replace(spool, primary=True)
         elif spool.primary and agreed is not None and end > agreed.end:
-            self._not_agreed.append(spool)
+            self._unconfirmed.append(spool)
             return
         if end > self.index.acknowledged_end:
             self._leave_open(spool)
@@ -270,9 +270,9 @@ class Replica:
 
     def _leave_open(self, spool: CompletedSpool) -> None:
         """Store a closed fragment once it is known that all replicas have it."""
-        (self._parts.unagreed or self._parts.complete)(spool)
+        (self._parts.unconfirmed or self._parts.complete)(spool)
 
-    def _give_up_not_agreed(self, spool: Spool) -> None:
+    def _give_up_unconfirmed(self, spool: Spool) -> None:
         """Give up content that others may replace."""
         agreed = self.agreed
         if agreed is not None and agreed.end < spool.fragment.end:
@@ -352,13 +352,13 @@ class Replica:
         if pipeline is not None and agreed is not None and agreed.end < spool.fragment.end:
             await pipeline.settled()
         if is_replaced():
-            for closed in self._not_agreed:
+            for closed in self._unconfirmed:
                 self._parts.complete(closed)
         else:
-            if self._parts.unagreed is not None:
-                for closed in self._not_agreed:
-                    self._parts.unagreed(closed)
-            self._give_up_not_agreed(spool)
+            if self._parts.unconfirmed is not None:
+                for closed in self._unconfirmed:
+                    self._parts.unconfirmed(closed)
+            self._give_up_unconfirmed(spool)
         end = spool.fragment.end
         # A new primary that lacks the last append begins after it. Only this spool has it then, and
         # it must not wait as long as a replica's does.

@@ -27,7 +27,7 @@ from gazette_sdk.broker.append.machine import (
     may_carry_content,
     next_proposal,
 )
-from gazette_sdk.broker.append.preconditions import is_dispensable
+from gazette_sdk.broker.append.preconditions import continues_without
 from gazette_sdk.broker.failover.pause_guard import KnownLease
 from gazette_sdk.broker.fragments.index import Summary
 from gazette_sdk.broker.metrics import SERVER_COMPLETED, SERVER_STARTED
@@ -226,7 +226,7 @@ def _ready_replica(shared: Appends, request: pb.AppendRequest, claims: Claims) -
         health.request_soon()
         if health.error is not None and not (
             replica.head_is_known
-            and is_dispensable(
+            and continues_without(
                 health,
                 asyncio.get_running_loop().time(),
                 has_peers=bool(ready.pipeline.streams),

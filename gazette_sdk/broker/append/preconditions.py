@@ -91,7 +91,7 @@ def _health(stores: StoreRegistry, store: str | None) -> StoreHealth | None:
     return health
 
 
-def is_dispensable(health: StoreHealth, now: float, *, has_peers: bool) -> bool:
+def continues_without(health: StoreHealth, now: float, *, has_peers: bool) -> bool:
     """Return True if a primary that knows the head continues without a store which is not healthy.
 
     Args:
@@ -117,7 +117,7 @@ async def await_health(
 ) -> None:
     """Wait for the index's first refresh, and until the journal's first store is healthy.
 
-    With a known head only for a store that has to be healthy; see :func:`is_dispensable`.
+    With a known head only for a store that has to be healthy; see :func:`continues_without`.
 
     Args:
         index: the journal's.
@@ -143,7 +143,7 @@ async def await_health(
         if (
             health is None
             or health.error is None
-            or (head_is_known and is_dispensable(health, now, has_peers=has_peers))
+            or (head_is_known and continues_without(health, now, has_peers=has_peers))
         ):
             if head_is_known or index.first_refresh.is_set():
                 return

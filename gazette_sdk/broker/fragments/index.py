@@ -109,7 +109,7 @@ class Index:
         self._waiters: set[asyncio.Future[None]] = set()
         self._closed = False
         self._acknowledged: int | None = None  # None: whatever is local can be read
-        self._is_told = False
+        self._is_reported = False
         self._unacknowledged: deque[pb.Fragment] = deque()  # forms of local fragments, by end
         self._shown: pb.Fragment | None = None  # the last of them which was acknowledged
         self._torn = CoverSet()
@@ -158,16 +158,16 @@ class Index:
         elif self._waiters:
             self._wake()
 
-    def hold(self, *, end: int | None = None, is_told: bool) -> None:
+    def hold(self, *, end: int | None = None, is_reported: bool) -> None:
         """Hide local content which is not acknowledged, until :meth:`release`.
 
         Args:
             end: offset through which all replicas have acknowledged content; by default all that
                 can be read now.
-            is_told: True if the primary is another broker, which reports what is acknowledged:
+            is_reported: True if the primary is another broker, which reports what is acknowledged:
                 later than its client.
         """
-        self._is_told = is_told
+        self._is_reported = is_reported
         if end is not None:
             self._acknowledged = end
         elif self._acknowledged is None:
@@ -323,7 +323,7 @@ class Index:
         """
         offset, begin_mod_time, block = request.offset, request.begin_mod_time, request.block
         is_held = not request.include_unacknowledged
-        if is_held and self._is_told and (offset == -1 or not block):
+        if is_held and self._is_reported and (offset == -1 or not block):
             await self._await_acknowledgement(offset)
         if offset == -1:
             offset = self.readable_end if is_held else self._end

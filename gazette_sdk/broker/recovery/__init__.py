@@ -12,4 +12,15 @@ In reading order:
 - ``peers``: Peers in a recovery: what they hold of a journal, and journals that wait for them.
 - ``withheld``: Withheld spools: those of a history that Etcd does not have any more.
 - ``quarantine``: Quarantine of recovered spools, until it is known how much of them is valid.
+
+Words, of a journal's spools and of its head:
+
+- *quarantine*: spools of an earlier process that are in no index and not uploaded yet.
+- *contested*: others may have continued the journal since the spool was written.
+- *unconfirmed*: it is not known whether all replicas have the spool's content.
+- *covered*: contested, and others have every byte of it.
+- *superseded*: others have written other bytes there: the files are set aside.
+- *unverified*: a head that is used once no one else has bytes after it.
+- *withheld*: of a journal, or a history, that Etcd does not have any more.
+- *waiting*: a journal of whose last route no broker is there.
 """

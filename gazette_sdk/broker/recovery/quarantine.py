@@ -45,8 +45,8 @@ from typing import Final, NamedTuple
 
 from gazette_sdk.broker.recovery.peers import PeerInventory
 from gazette_sdk.broker.recovery.spools import (
-    Closing,
-    closing_of,
+    ClosedGaps,
+    closed_gaps,
     compare,
     is_ahead,
     serial_of,
@@ -108,7 +108,7 @@ class _Entry:
         return effect
 
 
-class _Elsewhere(NamedTuple):
+class _OtherContent(NamedTuple):
     """Content of a journal outside of this broker's quarantine.
 
     Attributes:
@@ -339,10 +339,10 @@ class Quarantine:
             raise UnavailableError("the brokers that continued it are away", journal=key[0])
         asked = list(self._entries.get(key, ()))
         others = self._others(key, asked)
-        elsewhere = await self._ask(key, asked, others)
+        theirs = await self._ask(key, asked, others)
         if self._others(key, asked) != others:
             raise UnavailableError("others have just continued it", journal=key[0])
-        await self._decide_about(key, asked, elsewhere)
+        await self._decide_about(key, asked, theirs)
 
     def _others(self, key: Key, asked: Sequence[_Entry]) -> Sequence[pb.ProcessSpec.ID]:
         """Return the brokers that continued a journal without this one, also if it is back."""
@@ -351,7 +351,7 @@ class Quarantine:
 
     async def _ask(
         self, key: Key, asked: Sequence[_Entry], others: Sequence[pb.ProcessSpec.ID]
-    ) -> _Elsewhere:
+    ) -> _OtherContent:
         """Ask brokers, and stores if need be, what they have of a journal.
 
         Args:
@@ -376,42 +376,42 @@ class Quarantine:
             are_stores_listed = _need_stores(asked, inventory) or is_verifying
             if are_stores_listed:
                 inventory += await self._inventory.fragments_of_stores(key[0], limit)
-        return _Elsewhere(inventory, head, are_stores_listed)
+        return _OtherContent(inventory, head, are_stores_listed)
 
-    async def _decide_about(self, key: Key, asked: Sequence[_Entry], elsewhere: _Elsewhere) -> None:
+    async def _decide_about(self, key: Key, asked: Sequence[_Entry], theirs: _OtherContent) -> None:
         # A replica may have taken some meanwhile. None does from here on.
         found = self._pop(key)
         entries = [entry for entry in found if entry in asked]
         held_since = [entry for entry in found if entry not in asked]  # their turn comes later
         # Of overlapping spools of our own the later one has the journal's bytes.
         entries.sort(key=lambda entry: serial_of(entry.spool.file.path))
-        held = CoverSet(elsewhere.inventory)
-        begins_here = elsewhere.is_empty
-        dispensable: list[_Entry] = []
+        held = CoverSet(theirs.inventory)
+        begins_here = theirs.is_empty
+        covered: list[_Entry] = []
         failure: Exception | None = None
         self._deciding.add(key)
         try:
             while entries:
                 try:
-                    used = await self._advance(entries[-1], elsewhere)
+                    used = await self._advance(entries[-1], theirs)
                 except (GazetteError, OSError) as error:
-                    if not _is_dispensable(entries[-1], held):
+                    if not _is_covered(entries[-1], held):
                         raise
                     failure = error
-                    dispensable.append(entries.pop())
+                    covered.append(entries.pop())
                     continue
                 self._note_whole(key, entries.pop().spool, used)
                 if used is not None:
-                    elsewhere.inventory.append(used.fragment)
+                    theirs.inventory.append(used.fragment)
                     self._use(key, used)
             if failure is not None:
                 raise failure
             if key in self._unverified and not held_since:
                 self._unverified.discard(key)
-                self._judge_head(key, elsewhere.inventory)
+                self._judge_head(key, theirs.inventory)
         finally:
             self._deciding.discard(key)
-            self._put_back(key, [*entries, *held_since], dispensable, begins_here=begins_here)
+            self._put_back(key, [*entries, *held_since], covered, begins_here=begins_here)
 
     def _put_aside(self, key: Key) -> None:
         """Let a replica begin without the contested spools, and the head, of a journal."""
@@ -421,7 +421,7 @@ class Quarantine:
         others = [entry for entry in entries if entry.state is not SpoolState.CONTESTED]
         self._put_back(key, others, contested)
 
-    async def _advance(self, entry: _Entry, elsewhere: _Elsewhere) -> CompletedSpool | None:
+    async def _advance(self, entry: _Entry, theirs: _OtherContent) -> CompletedSpool | None:
         """Perform the effects of a spool's transitions to its end. Return the usable part.
 
         Raises:
@@ -429,7 +429,7 @@ class Quarantine:
             OSError: likewise.
         """
         spool = entry.spool
-        inventory, head, are_stores_listed = elsewhere
+        inventory, head, are_stores_listed = theirs
         journal, create_revision = spool.fragment.journal, spool.create_revision
         is_alone = is_ahead(spool.fragment, inventory) and (head or 0) < spool.fragment.end
         if (
@@ -458,7 +458,7 @@ class Quarantine:
                             entry, are_stores_listed=are_stores_listed
                         )
                     case SpoolEffect.COMPARE_SHARED:
-                        closing = closing_of(spool.fragment, inventory, head or 0)
+                        closing = closed_gaps(spool.fragment, inventory, head or 0)
                         differs_at = await self._first_difference(spool, closing)
                         given, end = closing.judge(spool.fragment, differs_at)
                     case SpoolEffect.TRUNCATE:
@@ -489,7 +489,7 @@ class Quarantine:
             )
         return SpoolInput.SAME_BYTES if digest == digest_of(ours.sum) else SpoolInput.OTHER_BYTES
 
-    async def _first_difference(self, spool: CompletedSpool, closing: Closing) -> int | None:
+    async def _first_difference(self, spool: CompletedSpool, closing: ClosedGaps) -> int | None:
         """Return the begin of the first shared span of which readers get other bytes.
 
         Raises:
@@ -548,23 +548,23 @@ class Quarantine:
         self,
         key: Key,
         entries: list[_Entry],
-        dispensable: Sequence[_Entry] = (),
+        covered: Sequence[_Entry] = (),
         *,
         begins_here: bool = False,
     ) -> None:
-        """Return undecided entries. Without any but dispensable ones a replica may begin.
+        """Return undecided entries. Without any but covered ones a replica may begin.
 
         Args:
             key: the journal.
             entries: without which a replica is not complete.
-            dispensable: the others.
+            covered: the others.
             begins_here: the journal has no bytes but those of our spools.
         """
         needed = [*entries, *self._entries.pop(key, ())]  # some are held since
         is_needed = bool(needed) or key in self._unverified
-        if is_needed or dispensable:
-            self._entries[key] = [*needed, *dispensable]
-        if dispensable:
+        if is_needed or covered:
+            self._entries[key] = [*needed, *covered]
+        if covered:
             self._whole[key] = None  # the head that a replica begins without them is another one
         if not is_needed and (ready := self._ready.pop(key, None)) is not None:
             if begins_here or self._restores_head(key[0]):
@@ -627,7 +627,7 @@ def _need_stores(entries: Sequence[_Entry], inventory: Iterable[pb.Fragment]) ->
     return is_needed
 
 
-def _is_dispensable(entry: _Entry, held: CoverSet) -> bool:
+def _is_covered(entry: _Entry, held: CoverSet) -> bool:
     """Return True if others continued a journal, and have every byte of our spool.
 
     The journal's bytes are theirs, whatever the comparison shows: a replica is complete without it.
@@ -648,7 +648,7 @@ def _digest_of(file: ContentFile, begin: int, end: int) -> bytes:
 """A journal's name, and the Etcd revision at which it was created."""
 
 
-class Fate(enum.Enum):
+class SpoolAction(enum.Enum):
     """Decision about a spool that waits."""
 
     WAIT = "its replica may still learn that all replicas have it"
@@ -656,14 +656,14 @@ class Fate(enum.Enum):
     QUARANTINE = "our replica ended, or others continued the journal: they are asked"
 
 
-def fate_of(
+def spool_action(
     end: int,
     acknowledged_end: int,
     *,
     has_replica: bool = True,
     journal_exists: bool = True,
     is_contested: bool = False,
-) -> Fate:
+) -> SpoolAction:
     """Return what becomes of a spool.
 
     Args:
@@ -675,12 +675,12 @@ def fate_of(
         is_contested: True if others continued the journal since the spool was written.
     """
     if not journal_exists:
-        return Fate.UPLOAD
+        return SpoolAction.UPLOAD
     if is_contested:
-        return Fate.QUARANTINE
+        return SpoolAction.QUARANTINE
     if end <= acknowledged_end:
-        return Fate.UPLOAD
-    return Fate.WAIT if has_replica else Fate.QUARANTINE
+        return SpoolAction.UPLOAD
+    return SpoolAction.WAIT if has_replica else SpoolAction.QUARANTINE
 
 
 @dataclass(slots=True, eq=False)
@@ -689,7 +689,7 @@ class _Waiting:
     replica: Replica | None = None  # the last one that we had
 
 
-class UnagreedSpools:
+class UnconfirmedSpools:
     """Spools that wait. They belong to the event loop.
 
     Args:
@@ -766,22 +766,22 @@ class UnagreedSpools:
         left = []
         for entry in self._waiting.pop(key, ()):
             match self._fate_of(entry):
-                case Fate.WAIT:
+                case SpoolAction.WAIT:
                     left.append(entry)
-                case Fate.UPLOAD:
+                case SpoolAction.UPLOAD:
                     self._upload(entry.spool)
-                case Fate.QUARANTINE:
+                case SpoolAction.QUARANTINE:
                     self._quarantine(entry.spool)
         if left:
             self._waiting[key] = left
         if (replica := self._replica_of(*key)) is not None:
             replica.index.on_acknowledged = partial(self._wake, key) if left else None
 
-    def _fate_of(self, entry: _Waiting) -> Fate:
+    def _fate_of(self, entry: _Waiting) -> SpoolAction:
         spool = entry.spool
         replica = self._replica_of(*_key(spool))
         entry.replica = replica or entry.replica
-        return fate_of(
+        return spool_action(
             spool.fragment.end,
             entry.replica.index.acknowledged_end if entry.replica is not None else 0,
             has_replica=replica is not None,

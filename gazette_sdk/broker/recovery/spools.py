@@ -176,7 +176,7 @@ Span: TypeAlias = tuple[int, int]
 """Begin and end offset."""
 
 
-class Closing(NamedTuple):
+class ClosedGaps(NamedTuple):
     """Gaps of a journal that a spool closes.
 
     Attributes:
@@ -201,7 +201,7 @@ class Closing(NamedTuple):
         return (SpoolInput.NOT_HELD if end == ours.end else SpoolInput.HELD_FROM_WITHIN), end
 
 
-def closing_of(ours: pb.Fragment, inventory: Iterable[pb.Fragment], head: int = 0) -> Closing:
+def closed_gaps(ours: pb.Fragment, inventory: Iterable[pb.Fragment], head: int = 0) -> ClosedGaps:
     """Return the gaps that a recovered spool closes, none if there are none.
 
     Args:
@@ -231,7 +231,7 @@ def closing_of(ours: pb.Fragment, inventory: Iterable[pb.Fragment], head: int = 
     if at < ours.end <= head:
         gaps.append((at, ours.end))
     last = gaps[-1][1] if gaps else ours.begin
-    return Closing(gaps, [span for span in shared if span[1] <= last])
+    return ClosedGaps(gaps, [span for span in shared if span[1] <= last])
 
 
 def is_ahead(ours: pb.Fragment, inventory: Iterable[pb.Fragment]) -> bool:
@@ -244,13 +244,13 @@ def compare(
 ) -> tuple[SpoolInput, int]:
     """Return the input of the state machine, and the offset up to which a spool is valid.
 
-    Its arguments are those of :func:`closing_of`.
+    Its arguments are those of :func:`closed_gaps`.
     """
     end = valid_end(ours, inventory)
     if end == ours.end:
         return SpoolInput.NOT_HELD, end
     # Without shared spans the gap is the spool's beginning, which is valid in any case.
-    if closing_of(ours, inventory, head).shared:
+    if closed_gaps(ours, inventory, head).shared:
         return SpoolInput.CLOSES_GAP, end
     return (SpoolInput.HELD_FROM_BEGIN if end == ours.begin else SpoolInput.HELD_FROM_WITHIN), end
 

@@ -265,7 +265,7 @@ def _mismatches(answer: Answer) -> bool:
     return not isinstance(answer, GazetteError) and answer.status == pb.PROPOSAL_MISMATCH
 
 
-TELL_DELAY_S = 0.001
+REPORT_DELAY_S = 0.001
 """Pause before the peers get an acknowledgement by a request of its own: the request of the
 next append, if it comes first, saves it."""
 
@@ -293,12 +293,12 @@ class Pipeline:
     on_acknowledged: Callable[[pb.Fragment], None] | None = None
     _unanswered: set[asyncio.Future[Answer]] = field(default_factory=set)
     _opened: bool = False
-    _told_end: int = -1  # of acknowledged_end: what the peers know
+    _reported_end: int = -1  # of acknowledged_end: what the peers know
     _stored_end: int = 0
-    _told_stored_end: int = 0
+    _reported_stored_end: int = 0
     _has_sent_content: bool = False  # since the last proposal
     _proposed: pb.ReplicateRequest | None = None  # the last proposal sent
-    _telling: asyncio.TimerHandle | None = None
+    _report_timer: asyncio.TimerHandle | None = None
 
     @property
     def error(self) -> GazetteError | None:
@@ -355,7 +355,7 @@ class Pipeline:
             AssertionError: our own spool refused what was derived from it: a bug.
         """
         answers: list[asyncio.Future[Answer]] = []
-        self._tell_with(request)
+        self._report_in(request)
         self._proposed, self._has_sent_content = request, False
         for stream in self.streams:
             if self._opened:
@@ -431,7 +431,7 @@ class Pipeline:
         """
         assert self._opened, "a pipeline is synchronized before its first append"
         commit = pb.ReplicateRequest(proposal=committed, registers=registers, acknowledge=True)
-        self._tell_with(commit)
+        self._report_in(commit)
         self._proposed = commit
         answers = []
         for stream in self.streams:
@@ -503,41 +503,41 @@ class Pipeline:
         """
         if self.streams and end > self.acknowledged_end:
             self.acknowledged_end = end
-            if self._telling is None:
-                self._tell_soon()
+            if self._report_timer is None:
+                self._report_soon()
 
     def tell_stored(self, end: int) -> None:
         """Tell the peers likewise that the store has the journal through ``end``."""
         if self.streams and end > self._stored_end:
             self._stored_end = end
-            if self._telling is None:
-                self._tell_soon()
+            if self._report_timer is None:
+                self._report_soon()
 
-    def _tell_soon(self) -> None:
+    def _report_soon(self) -> None:
         loop = asyncio.get_running_loop()
-        self._telling = loop.call_later(TELL_DELAY_S, self._tell_now)
+        self._report_timer = loop.call_later(REPORT_DELAY_S, self._report_now)
 
-    def _tell_with(self, request: pb.ReplicateRequest) -> None:
-        if self.acknowledged_end > self._told_end:
-            self._told_end = request.acknowledged_through = self.acknowledged_end
-        if self._stored_end > self._told_stored_end:
-            self._told_stored_end = request.stored_through = self._stored_end
+    def _report_in(self, request: pb.ReplicateRequest) -> None:
+        if self.acknowledged_end > self._reported_end:
+            self._reported_end = request.acknowledged_through = self.acknowledged_end
+        if self._stored_end > self._reported_stored_end:
+            self._reported_stored_end = request.stored_through = self._stored_end
 
-    def _tell_now(self) -> None:
+    def _report_now(self) -> None:
         """Repeat the last proposal, which changes nothing, with the acknowledged offset.
 
         In the middle of an append it would roll back; then the append's commit has it.
         """
-        self._telling = None
+        self._report_timer = None
         last = self._proposed
-        is_told = (self.acknowledged_end, self._stored_end) == (
-            self._told_end,
-            self._told_stored_end,
+        is_reported = (self.acknowledged_end, self._stored_end) == (
+            self._reported_end,
+            self._reported_stored_end,
         )
-        if is_told or self._has_sent_content or last is None:
+        if is_reported or self._has_sent_content or last is None:
             return
         request = pb.ReplicateRequest(proposal=last.proposal, registers=last.registers)
-        self._tell_with(request)
+        self._report_in(request)
         for stream in self.streams:
             stream.send(request)
 
@@ -546,7 +546,7 @@ class Pipeline:
         """True if peers may have committed content without the notice that all of them have it."""
         return self._opened and (
             bool(self._unanswered)
-            or (bool(self.streams) and self.acknowledged_end > self._told_end)
+            or (bool(self.streams) and self.acknowledged_end > self._reported_end)
         )
 
     # ------------------------------------------------------------------ end
@@ -557,9 +557,9 @@ class Pipeline:
         Returns:
             the spool, which the caller puts back into its slot. :meth:`ended` waits for peers.
         """
-        if self._telling is not None:
-            self._telling.cancel()
-            self._tell_now()
+        if self._report_timer is not None:
+            self._report_timer.cancel()
+            self._report_now()
         for stream in self.streams:
             stream.half_close()
         await self.spool.roll_back()
@@ -572,8 +572,8 @@ class Pipeline:
 
     def fail(self, error: GazetteError) -> None:
         """Break every stream at once."""
-        if self._telling is not None:
-            self._telling.cancel()
+        if self._report_timer is not None:
+            self._report_timer.cancel()
         for stream in self.streams:
             stream.fail(error)
 

@@ -69,7 +69,7 @@ async def start_pipeline(
         if member != header.process_id
     ]
     if peer_streams:
-        replica.index.hold(is_told=False)
+        replica.index.hold(is_reported=False)
     return Pipeline(
         header,
         spool,
@@ -82,7 +82,8 @@ async def start_pipeline(
 async def tear_down_pipeline(replica: Replica, pipeline: Pipeline) -> None:
     """Release the spool, and let the streams end in the background.
 
-    A new pipeline reports to the peers what this one cannot any more: a pulse makes it.
+    A pulse makes a new pipeline, if there is something that this one cannot do any more: report to
+    the peers what all of them have, or show a commit whose append was given up.
     """
     replica.ready = None
     try:
@@ -90,7 +91,8 @@ async def tear_down_pipeline(replica: Replica, pipeline: Pipeline) -> None:
     finally:
         replica.spool.put(pipeline.spool)
     replica.in_background(pipeline.ended())
-    if pipeline.peers_may_be_ahead:
+    is_shown = pipeline.spool.fragment.end <= replica.index.readable_end
+    if pipeline.peers_may_be_ahead or not is_shown:
         replica.want_pulse()
 
 
@@ -328,12 +330,12 @@ async def replicate(
     async with _owning(replica, spool, following):
         header: pb.Header | None = resolution.header
         request: pb.ReplicateRequest | None = first
-        is_told = first.HasField("acknowledged_through")
-        if is_told:
-            resolution.replica.index.hold(is_told=True)
+        is_reported = first.HasField("acknowledged_through")
+        if is_reported:
+            resolution.replica.index.hold(is_reported=True)
         while request is not None:
             response = await spool.apply(request, primary=False)
-            _note(resolution.replica, request, response.status, is_told=is_told)
+            _note(resolution.replica, request, response.status, is_reported=is_reported)
             if request.acknowledge:
                 if header is not None:
                     response.header.CopyFrom(header)
@@ -380,7 +382,7 @@ async def _take_spool(
 
 
 def _note(
-    replica: Replica, request: pb.ReplicateRequest, status: pb.Status, *, is_told: bool
+    replica: Replica, request: pb.ReplicateRequest, status: pb.Status, *, is_reported: bool
 ) -> None:
     """Note what the primary reports: what all replicas have acknowledged, and what is stored.
 
@@ -388,7 +390,7 @@ def _note(
     """
     if request.HasField("acknowledged_through"):
         replica.index.acknowledge(request.acknowledged_through)
-    elif not is_told and status == pb.OK:
+    elif not is_reported and status == pb.OK:
         replica.show_commits(request.proposal.end)
     if request.stored_through:
         replica.index.expect_stored(request.stored_through)

@@ -19,7 +19,7 @@ async def for_ever(_):
 class Made:
     def __init__(self, directory, refresh=for_ever, pulse=for_ever):
         self.completed = []
-        self.unagreed = []
+        self.unconfirmed = []
         self.directory = directory
         self.parts = ReplicaParts(
             complete=self.completed.append,
@@ -27,7 +27,7 @@ class Made:
             pulse=pulse,
             min_append_rate=100,
             max_append_rate=200,
-            unagreed=self.unagreed.append,
+            unconfirmed=self.unconfirmed.append,
         )
 
     def replica(self, recovered=(), create_revision=5):
@@ -137,7 +137,7 @@ def test_what_is_closed_before_all_are_known_to_have_it_waits(directory):
     async def scenario():
         made = Made(directory)
         replica = made.replica()
-        replica.index.hold(end=0, is_told=True)
+        replica.index.hold(end=0, is_reported=True)
         spool = await replica.spool.take()
         await commit(spool, b"first")
         replica.index.acknowledge(5)
@@ -146,7 +146,7 @@ def test_what_is_closed_before_all_are_known_to_have_it_waits(directory):
         await commit(spool, b"second")
         await closed(spool)
         assert spans(made.completed) == [(0, 5)]
-        assert spans(made.unagreed) == [(5, 11)]
+        assert spans(made.unconfirmed) == [(5, 11)]
 
     run(scenario())
 
@@ -228,7 +228,7 @@ def test_closed_fragments_that_not_all_replicas_have_stay_where_they_are(tmp_pat
             replica.spool.put(spool)
             await replica.shut_down(is_replaced=lambda: is_replaced)
             assert spans(made.completed) == ([(0, 18)] if is_replaced else [])
-            assert spans(made.unagreed) == ([] if is_replaced else [(0, 18)])
+            assert spans(made.unconfirmed) == ([] if is_replaced else [(0, 18)])
         with SpoolDirectory(tmp_path) as directory:
             assert spans(directory.recover(77)) == [(0, 18)]
 

@@ -10,7 +10,7 @@ from gazette_sdk.broker.append.preconditions import (
     WAIT_MAX_S,
     StoreUnhealthyError,
     await_health,
-    is_dispensable,
+    continues_without,
 )
 from gazette_sdk.broker.fragments.index import Index
 from gazette_sdk.broker.replication.pipeline import InvalidatedError, Signal
@@ -140,7 +140,7 @@ def test_a_store_that_is_dispensable(error, failing_s, has_peers, expect):
     now = 10_000.0
     since = None if failing_s is None else now - failing_s
     health = SimpleNamespace(error=error, failing_since=since)
-    assert is_dispensable(health, now, has_peers=has_peers) == expect
+    assert continues_without(health, now, has_peers=has_peers) == expect
 
 
 def test_a_primary_that_knows_the_head_waits_neither_for_a_listing_nor_for_a_first_check(tmp_path):

@@ -223,7 +223,7 @@ def test_readers_are_never_ahead_of_what_is_acknowledged_or_stored(steps):
 
     async def scenario(directory):
         index, file = Index(), a_file(directory)
-        index.hold(is_told=False)
+        index.hold(is_reported=False)
         begin = end = acknowledged = stored = 0
         closed: list[tuple[int, int]] = []
         forms = {(0, 0)}
@@ -270,7 +270,7 @@ def test_a_read_gets_the_fragment_as_it_was_when_it_was_acknowledged(directory):
     async def scenario():
         index, user = Index(), SpoolUser(directory)
         user._on_commit = index.add_unacknowledged
-        index.hold(is_told=False)
+        index.hold(is_reported=False)
         waiting = asyncio.ensure_future(index.query(pb.ReadRequest(block=True)))
         await user.append(b"first")
         first = user.spool.fragment
@@ -295,7 +295,7 @@ def test_a_read_that_does_not_block_waits_for_the_primary_to_tell_what_is_acknow
 ):
     async def scenario():
         index, file = Index(), a_file(directory)
-        index.hold(is_told=True)
+        index.hold(is_reported=True)
         index.add_unacknowledged(fragment_of(0, 5), file)
         reads = [
             asyncio.ensure_future(index.query(pb.ReadRequest(offset=offset))) for offset in (0, -1)
@@ -369,7 +369,7 @@ def test_an_index_follows_a_spool_if_it_has_every_byte_behind_it():
 def test_what_is_acknowledged_is_everything_until_something_is_held():
     index = Index()
     assert index.acknowledged_end > 1 << 62
-    index.hold(end=5, is_told=True)
+    index.hold(end=5, is_reported=True)
     assert index.acknowledged_end == 5
     index.acknowledge(9)
     assert index.acknowledged_end == 9

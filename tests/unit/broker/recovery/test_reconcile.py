@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.broker.recovery.spools import closing_of, compare, is_ahead
+from gazette_sdk.broker.recovery.spools import closed_gaps, compare, is_ahead
 from gazette_sdk.broker.recovery.states import SpoolInput
 from gazette_sdk.protocol import broker_pb2 as pb
 
@@ -35,7 +35,7 @@ def others(*spans):
     ],
 )  # fmt: skip
 def test_gaps_that_a_spool_closes(known, gaps, shared):
-    closing = closing_of(OURS, others(*known))
+    closing = closed_gaps(OURS, others(*known))
     assert (list(closing.gaps), list(closing.shared)) == (gaps, shared)
 
 
@@ -65,9 +65,9 @@ def test_the_input_that_an_inventory_gives(known, given_, end):
 )
 def test_bytes_before_the_head_that_nobody_else_has_are_a_gap(head, gaps, expected):
     known = others((0, 30))
-    assert list(closing_of(OURS, known, head).gaps) == gaps
+    assert list(closed_gaps(OURS, known, head).gaps) == gaps
     assert compare(OURS, known, head) == expected
-    assert closing_of(OURS, others((0, 50)), head=50).gaps == []
+    assert closed_gaps(OURS, others((0, 50)), head=50).gaps == []
 
 
 @pytest.mark.parametrize(
@@ -79,12 +79,12 @@ def test_bytes_before_the_head_that_nobody_else_has_are_a_gap(head, gaps, expect
     ],
 )
 def test_a_spool_is_valid_up_to_the_last_gap_before_a_difference(differs_at, expected):
-    closing = closing_of(OURS, others((0, 30), (40, 45), (50, 70)))
+    closing = closed_gaps(OURS, others((0, 30), (40, 45), (50, 70)))
     assert closing.judge(OURS, differs_at) == expected
 
 
 def test_a_spool_is_cut_behind_its_last_gap():
-    closing = closing_of(OURS, others((0, 30), (40, 70)))
+    closing = closed_gaps(OURS, others((0, 30), (40, 70)))
     assert closing.judge(OURS, None) == (SpoolInput.HELD_FROM_WITHIN, 40)
 
 
@@ -104,7 +104,7 @@ SPANS = st.lists(
 def test_gaps_are_what_only_we_have_before_what_others_have(spans):
     held = {at for begin, end in spans for at in range(begin, end)}
     last = max(held, default=0)
-    closing = closing_of(OURS, others(*spans))
+    closing = closed_gaps(OURS, others(*spans))
     gaps = {at for begin, end in closing.gaps for at in range(begin, end)}
     assert gaps == {at for at in range(10, 50) if at not in held and at < last}
     shared = {at for begin, end in closing.shared for at in range(begin, end)}

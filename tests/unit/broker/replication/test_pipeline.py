@@ -225,8 +225,8 @@ def test_peers_are_told_with_the_next_request_or_soon_by_the_last_proposal(direc
         await pipeline.scatter_content(b"two", 0)
         pipeline.tell_acknowledged(4)
         pipeline.tell_acknowledged(3)
-        pipeline._telling.cancel()
-        pipeline._tell_now()
+        pipeline._report_timer.cancel()
+        pipeline._report_now()
         await pipeline.scatter_content(b"three", 3)
         more = (await peer.received(6))[4:]
         assert [(r.content, r.acknowledged_through) for r in more] == [(b"two", 0), (b"three", 0)]

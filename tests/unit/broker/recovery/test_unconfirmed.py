@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from gazette_sdk.broker.fragments.index import Index
-from gazette_sdk.broker.recovery.quarantine import Fate, UnagreedSpools, fate_of
+from gazette_sdk.broker.recovery.quarantine import SpoolAction, UnconfirmedSpools, spool_action
 from gazette_sdk.broker.spool.directory import SpoolDirectory
 from support.spools import SpoolUser, until
 
@@ -17,7 +17,7 @@ from support.spools import SpoolUser, until
     list(itertools.product([False, True], [False, True], [False, True], [9, 10, 11])),
 )
 def test_the_fate_of_a_spool_that_ends_at_10(has_replica, exists, is_contested, acknowledged_end):
-    fate = fate_of(
+    fate = spool_action(
         10,
         acknowledged_end,
         has_replica=has_replica,
@@ -25,11 +25,11 @@ def test_the_fate_of_a_spool_that_ends_at_10(has_replica, exists, is_contested, 
         is_contested=is_contested,
     )
     if not exists or (acknowledged_end >= 10 and not is_contested):
-        assert fate is Fate.UPLOAD
+        assert fate is SpoolAction.UPLOAD
     elif has_replica and not is_contested:
-        assert fate is Fate.WAIT
+        assert fate is SpoolAction.WAIT
     else:
-        assert fate is Fate.QUARANTINE
+        assert fate is SpoolAction.QUARANTINE
 
 
 class Made:
@@ -40,7 +40,7 @@ class Made:
         self.replica = None
         self.uploaded, self.quarantined = [], []
         self.is_contested = False
-        self.unagreed = UnagreedSpools(
+        self.unagreed = UnconfirmedSpools(
             replica_of=lambda *_: self.replica,
             exists=lambda *_: True,
             is_contested=lambda _: self.is_contested,
@@ -51,7 +51,7 @@ class Made:
     def acknowledge(self, end):
         if self.replica is None:
             self.replica = SimpleNamespace(index=Index())
-            self.replica.index.hold(end=end, is_told=True)
+            self.replica.index.hold(end=end, is_reported=True)
         else:
             self.replica.index.acknowledge(end)
 
