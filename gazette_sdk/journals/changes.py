@@ -17,6 +17,7 @@ from gazette_sdk.errors import (
     InsufficientJournalBrokersError,
     JournalExistsError,
     UnauthenticatedError,
+    ValidationError,
 )
 from gazette_sdk.journals.journal import (
     JSON_LINES,
@@ -312,8 +313,12 @@ def partition_names(name: str, partitions: int) -> list[str]:
 
     Raises:
         ConfigurationError: the number of partitions is out of range.
-        ValidationError: the name is not that of a journal.
+        ValidationError: the name is not that of a journal, or the number is none.
     """
+    if not isinstance(partitions, int):
+        raise ValidationError(
+            f"{name}: partitions={partitions!r} is no whole number", kind="type", path="partitions"
+        )
     if not 0 <= partitions <= PARTITIONS_MAX:
         raise ConfigurationError(
             f"{name}: {partitions} partitions; use 1 to {PARTITIONS_MAX}, or 0 for one journal of "

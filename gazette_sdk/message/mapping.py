@@ -337,6 +337,12 @@ class Direct:
     """
 
     def __init__(self, journal: str) -> None:
+        if not isinstance(journal, str):
+            raise ValidationError(
+                f"a journal's name is a text, such as 'orders/part-000', and not {journal!r}",
+                kind="type",
+                path="journal",
+            )
         validate_journal(journal)
         self.journal = journal
 

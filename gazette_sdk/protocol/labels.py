@@ -269,6 +269,10 @@ def parse_selector(text: str) -> pb.LabelSelector:
         ValidationError: kind ``unmatched_expression`` or ``unmatched_set_item`` quotes the rest of
             the text from the first error on; else as :func:`validate_selector`.
     """
+    if not isinstance(text, str):
+        raise ValidationError(
+            f"a label selector is a text, such as 'topic=orders', and not {text!r}", kind="type"
+        )
     selector = pb.LabelSelector()
     place = 0
     while place < len(text):

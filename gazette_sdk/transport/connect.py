@@ -148,6 +148,7 @@ def connect(
         "an embedded cluster": {"port": port, "host": host, "brokers": brokers},
     }
     _check_others_are_defaults(url, kind, options)
+    _check_types(options[kind])
     return _OPENERS[kind](url, options[kind])
 
 
@@ -178,6 +179,30 @@ def _check_others_are_defaults(
                 )
 
 
+def _check_types(options: Mapping[str, object]) -> None:
+    """Check that options are texts, numbers and booleans where their defaults are.
+
+    Raises:
+        ConfigurationError: one is not.
+    """
+    for name, value in options.items():
+        default = _DEFAULTS[name]
+        wanted, word = _TYPES.get(type(default), (object, ""))
+        if isinstance(value, wanted) and isinstance(value, bool) <= (wanted in (bool, object)):
+            continue
+        raise ConfigurationError(
+            f"connect({name}={value!r}): it has another type; give {word}, such as {default!r}"
+        )
+
+
+_TYPES: dict[type, tuple[Any, str]] = {
+    str: (str, "a text"),
+    bool: (bool, "True or False"),
+    int: (int, "a whole number"),
+    float: ((int, float), "a number"),
+}
+"""Types of a value and their word, by the type of the option's default."""
+
 _DEFAULTS: dict[str, Any] = dict(connect.__kwdefaults__ or {})
 
 # --------------------------------------------------------------------- kinds
@@ -203,8 +228,6 @@ def _open_broker(url: str, options: Mapping[str, object]) -> Transport:
         return _imported(_WIRES[str(wire)])(address, **taken)
     except ValidationError as error:
         raise ConfigurationError(f"{url} is not the address of a broker: {error}") from error
-    except TypeError as error:
-        raise ConfigurationError(f"{url}: an option has another type: {error}") from error
 
 
 _OPENERS: dict[str, Callable[[str, Mapping[str, object]], Transport]] = {

@@ -13,6 +13,11 @@ def test_a_name_that_no_journal_can_have_is_refused(partitions: int):
         partition_names("bad name", partitions)
 
 
+def test_a_number_of_partitions_that_is_none_is_refused():
+    with pytest.raises(ValidationError, match="a: partitions='3' is no whole number"):
+        partition_names("a", "3")
+
+
 def test_a_topic_may_be_shorter_than_the_name_of_a_journal():
     assert partition_names("a", 2) == ["a/part-000", "a/part-001"]
 

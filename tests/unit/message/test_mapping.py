@@ -151,6 +151,19 @@ def test_a_malformed_selector_is_refused_when_the_mapping_is_made():
         mapping.modulo("topic in (", key=itemgetter("k"))
 
 
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: mapping.random(None), "a label selector is a text"),
+        (lambda: mapping.modulo(7, key=str), "a label selector is a text"),
+        (lambda: mapping.direct(None), "a journal's name is a text"),
+    ],
+)
+def test_a_selector_or_a_journal_that_is_no_text_is_refused(make, text):
+    with pytest.raises(ValidationError, match=text):
+        make()
+
+
 def test_content_types_are_known_from_the_listing():
     spec = pb.JournalSpec(name="a/journal")
     spec.labels.labels.add(name="content-type", value="application/x-ndjson")
