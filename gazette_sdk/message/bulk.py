@@ -31,8 +31,9 @@ from gazette_sdk.message.kinds import validator_of
 from gazette_sdk.message.kinds.base import Spliced
 from gazette_sdk.message.kinds.json import KEY, own_uuid
 from gazette_sdk.message.mapping import Direct, SelectorMapping, check_mapping, checked_journal
+from gazette_sdk.message.mapping import Mapping as JournalMapping
 from gazette_sdk.message.receipt import BatchReceipt
-from gazette_sdk.message.sender import AnyMapping, Outbox, Sender, Sequences, no_mapping
+from gazette_sdk.message.sender import Outbox, Sender, Sequences, no_mapping
 from gazette_sdk.message.uuid import PRODUCER_BYTES, TICK, Stamp
 from gazette_sdk.transport.loop import guarded
 from gazette_sdk.user_code import call, call_each
@@ -240,7 +241,10 @@ _STAMP_BYTES = 64
 
 
 def publish_batch(
-    sender: Sender, messages: Any, mapping: AnyMapping | None, sequences: Sequences | None = None
+    sender: Sender,
+    messages: Any,
+    mapping: JournalMapping | None,
+    sequences: Sequences | None = None,
 ) -> BatchReceipt:
     """Publish a batch. See :meth:`Publisher.publish_batch`.
 
@@ -273,7 +277,7 @@ class _Batch:
     """Messages of one call."""
 
     def __init__(
-        self, sender: Sender, messages: Any, mapping: AnyMapping, sequences: Sequences | None
+        self, sender: Sender, messages: Any, mapping: JournalMapping, sequences: Sequences | None
     ) -> None:
         self._sender = sender
         self._mapping = mapping
@@ -423,7 +427,7 @@ def _validate(messages: Sequence[Any]) -> None:
                 call(validate, message)
 
 
-def _route(sender: Sender, messages: Sequence[Any], mapping: AnyMapping) -> Routed | None:
+def _route(sender: Sender, messages: Sequence[Any], mapping: JournalMapping) -> Routed | None:
     """Return the outboxes of messages, at least one; None if that must be awaited.
 
     Raises:

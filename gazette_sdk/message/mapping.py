@@ -49,9 +49,6 @@ from gazette_sdk.user_code import call, call_each, text_of
 Key: TypeAlias = str | bytes | int
 """Key of a message."""
 
-Mapping: TypeAlias = Callable[[Any], str]
-"""Function from a message to the name of a journal."""
-
 _Hashes: TypeAlias = npt.NDArray[np.uint32]
 
 _KEYS_KNOWN_MAX = 1 << 16
@@ -327,6 +324,10 @@ def checked_journal(journal: object, mapping: object) -> str:
         )
     validate_journal(journal)
     return journal
+
+
+Mapping: TypeAlias = Callable[[Any], str] | SelectorMapping
+"""Mapping of messages to journals: a function that returns a name, or one over a selector."""
 
 
 class Direct:

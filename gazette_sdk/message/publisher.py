@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from gazette_sdk.errors import BackPressureError, ConfigurationError, GazetteError, MappingError
 from gazette_sdk.message.bulk import publish_batch
+from gazette_sdk.message.mapping import Mapping as JournalMapping
 from gazette_sdk.message.mapping import SelectorMapping, check_mapping
 from gazette_sdk.message.receipt import BatchReceipt, Receipt, ReceiptTimeoutError
-from gazette_sdk.message.sender import AckIntents, AnyMapping, Sender, open_senders
+from gazette_sdk.message.sender import AckIntents, Sender, open_senders
 from gazette_sdk.message.transaction import (
     PreparedTransaction,
     Transaction,
@@ -90,7 +91,7 @@ class Publisher:
 
     def __init__(
         self,
-        mapping: AnyMapping | None = None,
+        mapping: JournalMapping | None = None,
         *,
         transport: Transport | None = None,
         clock: Clock | None = None,
@@ -127,7 +128,7 @@ class Publisher:
 
     # ------------------------------------------------------------ publishing
 
-    def publish(self, message: Any, *, mapping: AnyMapping | None = None) -> Receipt:
+    def publish(self, message: Any, *, mapping: JournalMapping | None = None) -> Receipt:
         """Publish a message; returns at once, unless it must wait for a first listing or room.
 
         Args:
@@ -149,7 +150,7 @@ class Publisher:
         self,
         messages: Sequence[Any] | pa.RecordBatch | pa.Table,
         *,
-        mapping: AnyMapping | None = None,
+        mapping: JournalMapping | None = None,
     ) -> BatchReceipt:
         """Publish many messages: validated, mapped, encoded and stamped in bulk.
 
@@ -172,7 +173,7 @@ class Publisher:
     def transaction(
         self,
         *,
-        mapping: AnyMapping | None = None,
+        mapping: JournalMapping | None = None,
         save: Callable[[AckIntents], object] | None = None,
         timeout: float | None = None,
     ) -> Transaction:
@@ -267,7 +268,7 @@ class Publisher:
             connection = self._sender.connection()
             await on_loop(connection.loop, connection.watches.partitions(self._mapping))
 
-    async def apublish(self, message: Any, *, mapping: AnyMapping | None = None) -> Receipt:
+    async def apublish(self, message: Any, *, mapping: JournalMapping | None = None) -> Receipt:
         """Publish a message as :meth:`publish`; waits in a coroutine for a first listing or room.
 
         It returns when the message is queued: await the receipt for its acknowledgement.

@@ -39,7 +39,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from collections.abc import Mapping as AbstractMapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from google.protobuf.message import DecodeError
 
@@ -56,8 +56,8 @@ from gazette_sdk.framing.registry import NO_FRAMING_REMEDY
 from gazette_sdk.message.checkpoint import sealed, unsealed
 from gazette_sdk.message.kinds import kind_of, validator_of
 from gazette_sdk.message.kinds.base import Kind
+from gazette_sdk.message.mapping import Mapping as JournalMapping
 from gazette_sdk.message.mapping import (
-    Mapping,
     Partitions,
     SelectorMapping,
     Watches,
@@ -691,9 +691,6 @@ def ended_error() -> ClosedError:
 DOUBT_MAX = 8
 """Journals that an error names at most."""
 
-AnyMapping: TypeAlias = Mapping | SelectorMapping
-"""A callable from messages to journals, or a mapping over a selector."""
-
 
 class Sender:
     """Producer of messages: its id, its clock, its outboxes, and what is not acknowledged yet.
@@ -730,7 +727,7 @@ class Sender:
         self,
         transport: Transport | None,
         clock: Clock | None,
-        mapping: AnyMapping | None,
+        mapping: JournalMapping | None,
         *,
         pending_bytes_max: int,
         blocks: bool,
@@ -764,7 +761,7 @@ class Sender:
     # ------------------------------------------------------------- one message
 
     def publish(
-        self, message: Any, mapping: AnyMapping | None, sequences: Sequences | None = None
+        self, message: Any, mapping: JournalMapping | None, sequences: Sequences | None = None
     ) -> Receipt:
         """Publish a message. See :meth:`Publisher.publish`.
 
@@ -900,7 +897,7 @@ class Sender:
 
     # ---------------------------------------------------------------- journals
 
-    def outbox(self, message: Any, mapping: AnyMapping) -> Outbox | None:
+    def outbox(self, message: Any, mapping: JournalMapping) -> Outbox | None:
         """Return the outbox of a message's journal; None if that must be awaited.
 
         Raises:
@@ -946,7 +943,7 @@ class Sender:
             partitions = run(connection.watches.partitions(mapping), loop=connection.loop)
         return partitions
 
-    async def list_journals(self, messages: Iterable[Any], mapping: AnyMapping | None) -> None:
+    async def list_journals(self, messages: Iterable[Any], mapping: JournalMapping | None) -> None:
         """Wait until the journals of messages are listed.
 
         Args:
@@ -968,7 +965,7 @@ class Sender:
             if journal not in self.outboxes:
                 self._open(journal, await watches.content_type(journal))
 
-    async def listed(self, messages: Iterable[Any], mapping: AnyMapping | None) -> None:
+    async def listed(self, messages: Iterable[Any], mapping: JournalMapping | None) -> None:
         """Wait until the journals of messages are listed, in a coroutine of any loop.
 
         The publisher's own loop has its queue of deferred calls for that.

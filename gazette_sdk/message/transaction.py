@@ -22,8 +22,9 @@ from typing import Any, Self, TypeAlias, TypeVar
 
 from gazette_sdk.errors import ClosedError, ConfigurationError, GazetteError
 from gazette_sdk.message.bulk import publish_batch
+from gazette_sdk.message.mapping import Mapping as JournalMapping
 from gazette_sdk.message.receipt import BatchReceipt, Receipt, ReceiptTimeoutError
-from gazette_sdk.message.sender import AckIntents, AnyMapping, Sender, Sequences, ended_error
+from gazette_sdk.message.sender import AckIntents, Sender, Sequences, ended_error
 from gazette_sdk.transport.append.queue import PendingAppend, all_ended
 from gazette_sdk.user_code import acontained, call
 
@@ -215,7 +216,7 @@ class Transaction:
     def __init__(
         self,
         sender: Sender,
-        mapping: AnyMapping | None,
+        mapping: JournalMapping | None,
         save: Callable[[AckIntents], object] | None,
         timeout_s: float | None,
     ) -> None:
@@ -232,7 +233,7 @@ class Transaction:
         """The journals it has published to, in the order of first use."""
         return () if self._sequences is None else tuple(self._sequences.parts)
 
-    def publish(self, message: Any, *, mapping: AnyMapping | None = None) -> Receipt:
+    def publish(self, message: Any, *, mapping: JournalMapping | None = None) -> Receipt:
         """Publish a message as part of the transaction. See :meth:`Publisher.publish`.
 
         Its receipt resolves when it is durable; it is visible only once the block has ended.
@@ -245,7 +246,9 @@ class Transaction:
             message, self._mapping if mapping is None else mapping, self._open()
         )
 
-    def publish_batch(self, messages: Any, *, mapping: AnyMapping | None = None) -> BatchReceipt:
+    def publish_batch(
+        self, messages: Any, *, mapping: JournalMapping | None = None
+    ) -> BatchReceipt:
         """Publish many messages as part of the transaction. See :meth:`Publisher.publish_batch`.
 
         Raises:

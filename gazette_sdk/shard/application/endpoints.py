@@ -15,11 +15,14 @@ from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol.authorization import Capability
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
     from gazette_sdk.message.mapping import Mapping
     from gazette_sdk.shard.transaction.transaction import Shard
 
-
-S = TypeVar("S")
+    S = TypeVarWithDefault("S", default=Any)
+else:  # `typing` has no defaults before Python 3.13
+    S = TypeVar("S")
 
 Handler: TypeAlias = Callable[..., Any]
 """Function that serves an endpoint: ``def`` on a worker thread, or ``async def``."""

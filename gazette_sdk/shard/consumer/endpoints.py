@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import aiohttp
 import msgspec
@@ -48,7 +48,6 @@ from gazette_sdk.errors import (
     UserCodeError,
 )
 from gazette_sdk.message.mapping import Mapping, SelectorMapping, Watches
-from gazette_sdk.message.sender import AnyMapping
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Capability, Claims, RequestedClaims
@@ -349,14 +348,13 @@ class EndpointCalls:
             ConfigurationError: there is no mapping.
             MappingError: there is no journal or no shard for the message.
         """
-        mapping = cast("AnyMapping | None", by)
-        if mapping is None:
+        if by is None:
             raise ConfigurationError(remedy)
-        if isinstance(mapping, SelectorMapping):
-            partitions = await self._watches.partitions(mapping)
-            journal = self._contained(mapping.pick, message, partitions)
+        if isinstance(by, SelectorMapping):
+            partitions = await self._watches.partitions(by)
+            journal = self._contained(by.pick, message, partitions)
         else:
-            journal = self._contained(mapping, message)
+            journal = self._contained(by, message)
         shards = self._resolver.shards_of(journal)
         if not shards:
             raise MappingError(f"no shard reads {journal} yet; try again", journal=journal)

@@ -30,7 +30,7 @@ from gazette_sdk.message.bulk import publish_batch
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.mapping import Mapping as JournalMapping
-from gazette_sdk.message.sender import AnyMapping, Producer, Sender, Sequences
+from gazette_sdk.message.sender import Producer, Sender, Sequences
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import values_of
 from gazette_sdk.protocol.names import strip_meta
@@ -40,6 +40,8 @@ from gazette_sdk.transport.base import Transport
 from gazette_sdk.user_code import notify
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
     from gazette_sdk.protocol import consumer_pb2 as cpb
     from gazette_sdk.shard.recovery.hints import FileChange
 
@@ -257,7 +259,10 @@ class LogLike(Protocol):
         """
 
 
-S = TypeVar("S")
+if TYPE_CHECKING:
+    S = TypeVarWithDefault("S", default=Any)
+else:  # `typing` has no defaults before Python 3.13
+    S = TypeVar("S")
 
 
 class DeferError(BaseException):
@@ -414,7 +419,7 @@ class Output:
         """So much is not acknowledged that the transaction should take no further message."""
         return self._appends.pending_bytes >= self._full_bytes
 
-    def publish(self, message: Any, mapping: AnyMapping) -> None:
+    def publish(self, message: Any, mapping: JournalMapping) -> None:
         """Publish a message in the open transaction; on any thread.
 
         A thread waits until its journal is listed, also while no broker can be reached. What a
@@ -431,7 +436,7 @@ class Output:
         """
         self._sender.publish(message, mapping, self._open or self._begin())
 
-    def publish_batch(self, messages: Sequence[Any], mapping: AnyMapping) -> None:
+    def publish_batch(self, messages: Sequence[Any], mapping: JournalMapping) -> None:
         """Publish messages in the open transaction, in bulk: all or, if one is refused, none.
 
         Raises:
