@@ -37,6 +37,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
+from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.framing.registry import framing_for
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path, parse_content_path
@@ -195,7 +196,19 @@ class JournalRange(InputPartition):
 def ranges_of(
     contents: Iterable[JournalContent], options: Options, pruning: Pruning
 ) -> list[JournalRange]:
-    """Return the ranges of a batch read."""
+    """Return the ranges of a batch read.
+
+    Raises:
+        ConfigurationError: the read begins or ends in a journal that is not selected.
+    """
+    contents = list(contents)
+    for name, bound in (("begin", options.begin), ("end", options.end)):
+        others = sorted(bound.offsets.keys() - {content.name for content in contents})
+        if others:
+            raise ConfigurationError(
+                f"gazette: the option {name!r} names {others[0]}, which the option 'journals' "
+                f"({options.journals!r}) does not select; correct one of them"
+            )
     times = [time for time in (options.begin.time, pruning.since) if time is not None]
     since = max(times, default=None)
     found: list[JournalRange] = []

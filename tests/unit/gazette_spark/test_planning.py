@@ -16,6 +16,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
+from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_spark import planning
@@ -155,3 +156,9 @@ def test_journals_advance_together_in_the_order_of_storing_until_the_limit():
     assert admitted(unread, 101) == {"a": 100, "b": 150}
     assert admitted(unread, 201) == {"a": 200, "b": 150}
     assert admitted({"a": []}, 1) == {}
+
+
+@pytest.mark.parametrize("option", ["begin", "end"])
+def test_an_offset_of_a_journal_that_is_not_selected_is_refused(option):
+    with pytest.raises(ConfigurationError, match=f"option '{option}' names b/part.*'a/'"):
+        spans(content((0, 10)), **{option: '{"a/part": 3, "b/part": 5}'})
