@@ -6,6 +6,7 @@ Each function has an asynchronous form, whose name begins with ``a``.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from gazette_spark.write_options import TRANSACTION_LOG, log_name
 READ_AT_ONCE = 16
 """Logs that are read at the same time."""
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class LogState:
@@ -32,7 +35,7 @@ class LogState:
         writer: id of a query, ``txnAppId``, or ``batch``.
         log: name of the log.
         state: ``empty``, or what is said of the last transaction: ``decided``, ``completing`` or
-            ``done``.
+            ``done``; ``unreadable`` for a log that cannot be read.
         transaction: its number; None if there is none.
         messages: number of its messages; None if the log does not tell.
     """
@@ -86,9 +89,16 @@ async def alist_logs(
     async with open_transport(address) as transport:
 
         async def read(log: str) -> LogState:
-            async with limit:
-                tail = await TransactionLog(transport, log, "").read()
-            return LogState.of(log.removeprefix(prefix), log, tail)
+            writer = log.removeprefix(prefix)
+            try:
+                async with limit:
+                    tail = await TransactionLog(transport, log, "").read()
+            except GazetteError as error:
+                if error.journal != log:
+                    raise
+                _log.warning("the log of %s cannot be read: %s", writer, error)
+                return LogState(writer, log, "unreadable", None, None)
+            return LogState.of(writer, log, tail)
 
         listing = await list_journals(transport, f"prefix={prefix},{MANAGED_BY}={MANAGER}")
         return await asyncio.gather(*(read(each.spec.name) for each in listing.journals))

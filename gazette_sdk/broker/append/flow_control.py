@@ -60,7 +60,7 @@ class FlowControl:
 
         Args:
             max_append_rate: the journal's, in bytes per second; 0 for no bound, in which case the
-                process' bound does not count either.
+                process's bound does not count either.
             now_ms: of any clock that does not go back, in milliseconds.
         """
         self.max_rate = max_append_rate

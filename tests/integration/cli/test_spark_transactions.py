@@ -104,6 +104,20 @@ def test_logs_are_listed_for_people_and_for_programs(logs):
     assert [each.is_open for each in transactions.list_logs(**where)] == [False, True]
 
 
+def test_one_log_that_cannot_be_read_does_not_hide_the_others(logs, caplog):
+    logs.write("nightly", 3, 5)
+    logs.write("weekly", 1, 2)
+    with opened(logs.address) as transport:
+        direct = mapping.direct(f"{logs.prefix}/weekly")
+        with Publisher(transport=transport, mapping=direct) as publisher:
+            publisher.publish({"of": "another"}).result(20)
+    assert logs.objects("list") == [
+        state(logs, "nightly", "done", 3, 5),
+        state(logs, "weekly", "unreadable", None, None),
+    ]
+    assert "the log of weekly cannot be read" in caplog.text
+
+
 def test_what_a_dead_driver_decided_is_completed(logs):
     logs.write("weekly", 1, 2)
     logs.write("weekly", 2, 3, dies=True)
