@@ -575,12 +575,14 @@ class Verifier:
         self.challenges = Challenges(etcd, keyspace, local_id, lease, dial)
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._again: set[tuple[str, str]] = set()
+        self._is_closed = False
 
     async def run(self) -> None:
-        """Answer challenges until cancelled; then end all verifications."""
+        """Answer challenges until cancelled; then end all verifications, and begin no more."""
         try:
             await self.challenges.run()
         finally:
+            self._is_closed = True
             tasks = list(self._tasks.values())
             for task in tasks:
                 task.cancel()
@@ -606,7 +608,7 @@ class Verifier:
             reason: why it is suspected, for the log.
         """
         name = peer.zone, peer.suffix
-        if peer == self._local_id or self._keyspace.member(*name) is None:
+        if self._is_closed or peer == self._local_id or self._keyspace.member(*name) is None:
             return
         if name in self._tasks:
             self._again.add(name)

@@ -271,6 +271,18 @@ def test_neither_this_broker_nor_a_stranger_is_verified(etcd):
     run(scenario())
 
 
+def test_a_verifier_that_ended_verifies_nobody_any_more(etcd):
+    """A broker that stops breaks its streams after that, and closes its client of Etcd then."""
+
+    async def scenario():
+        async with members(etcd, "one1", "two2") as (one, two):
+            await one.freeze()
+            one.verifier.suspect(two.id, "the stream was closed")
+            assert not one.verifier._tasks
+
+    run(scenario())
+
+
 def test_a_verifier_that_died_is_succeeded_by_another_one(etcd):
     async def scenario():
         async with members(etcd, "one1", "two2", "dead") as (one, two, dead):
