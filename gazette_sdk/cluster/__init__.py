@@ -12,8 +12,7 @@ In reading order:
 - ``etcd_connections``: Connections to the members of an Etcd cluster: one is in use, another one
   replaces it.
 - ``etcd_server``: Embedded etcd: a child process, for embedded clusters and tests.
-- ``lease``: Lease of a process in Etcd: its life on the clock since boot, and the schedule of its
-  renewals.
+- ``lease``: Lease of a process in Etcd: its life on the clock since boot, and its renewals.
 - ``etcd``: Etcd client: ranges at a revision, transactions, leases, watches.
 - ``keyspace``: KeySpace: a local mirror of all keys of Etcd under one prefix (allocator section
   2).

@@ -1,8 +1,6 @@
-"""Lease of a process in Etcd: its life on the clock since boot, and the schedule of its renewals.
+"""Lease of a process in Etcd: its life on the clock since boot, and its renewals.
 
-Schedule of the renewals of a lease: a pure state machine.
-
-Rules:
+The schedule of the renewals is a pure state machine; :func:`step` is its table. Its rules:
 
 * Renewals are sent every third of the lease's time to live, counted from the *sending* of the last
   one. A process that was paused sends the next one as soon as it runs again.
@@ -15,14 +13,10 @@ Rules:
 * The lease belongs to an event loop, its owner, and is renewed on a thread beside it. No renewal is
   sent while the owner's last sign of life is too old: the lease of a loop that is stuck ends.
 
-:func:`step` is the table. The driver is :func:`gazette_sdk.cluster.etcd_lease.keep_alive`.
-
-Renewal of a lease over the connections of an Etcd client, on a thread beside its event loop.
-
-:func:`keep_alive` drives the state machine of :mod:`~gazette_sdk.cluster.lease_renewal`. Each
-renewal is a task of its own, so that a second one can go over another connection while the first
-has no answer. :func:`run_beside` gives it a thread with an event loop, so that no work of the
-client's loop delays a renewal; the thread sees if that loop is alive.
+:func:`keep_alive` drives it over the connections of an Etcd client. Each renewal is a task of its
+own, so that a second one can go over another connection while the first has no answer.
+:func:`run_beside` gives it a thread with an event loop, so that no work of the client's loop delays
+a renewal; the thread sees if that loop is alive.
 
 Times are those of :func:`boot_s`: Etcd counts on while this machine is suspended, and the clock of
 an event loop does not.

@@ -25,13 +25,13 @@ Plain runs: messages that need no sequencing, found by operations on arrays.
 
 Most messages of journals are plain: messages outside of transactions in the order of their
 clocks, and transactions without messages of other producers between. The
-:class:`~gazette_sdk.message.sequencing.sequencer.Sequencer` commits such runs at once. All
+:class:`~gazette_sdk.message.sequencer.Sequencer` commits such runs at once. All
 functions here are pure.
 
 Core of the sequencer: queueing and delivery, one message at a time.
 
 See message sections 13.2 and 13.3, and
-:class:`~gazette_sdk.message.sequencing.sequencer.Sequencer`.
+:class:`~gazette_sdk.message.sequencer.Sequencer`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 aiohttp implements the protocol. Its router is not used: a journal's name is a path, with rules of
 its own. A path that is not canonical is redirected. The mounts get a request in order until one
-answers. :mod:`~gazette_sdk.server.http_connection` has the bounds of a connection.
+answers. :class:`HttpConnection` has the bounds of a connection.
 
 Media type of a body, guessed from its first bytes as browsers do.
 

@@ -9,7 +9,7 @@ An append that may have been sent is never repeated here.
 One connection of the stream transport for plain code, and the append on it.
 
 A connection is a socket that blocks its caller. It has the same pure machines as
-:class:`~gazette_sdk.transport.wires.stream.connection.Connection`. It belongs to one thread at a
+:class:`~gazette_sdk.transport.stream.connection.Connection`. It belongs to one thread at a
 time, and carries one call at a time. Nothing reads it between calls: what the server sent meanwhile
 is read when it is taken again.
 

@@ -43,7 +43,7 @@ _PROGRAM = """
     from gazette_sdk import Publisher, mapping
     from gazette_sdk.errors import ClosedError
     from gazette_sdk.transport.append import appender
-    from gazette_sdk.transport.append.appender import Sender
+    from gazette_sdk.transport.append.appender import AppendSender
     journal, ending = sys.argv[1:]
     appender.PREPARE_S = 0.02
     appender.SWEEP_S = 600.0  # the event loop receives no inline answer by itself
@@ -57,10 +57,10 @@ _PROGRAM = """
             made = publisher.publish({"n": count})
             count += 1
             outbox = publisher._sender.outboxes[journal]
-            if outbox.appender._sender is Sender.INLINE:
+            if outbox.appender._sender is AppendSender.INLINE:
                 return made
             made.result(30)
-            while outbox.appender._sender is not Sender.NOBODY:
+            while outbox.appender._sender is not AppendSender.NOBODY:
                 time.sleep(0.001)
         raise AssertionError
 
