@@ -25,7 +25,7 @@ from typing import Self
 
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_server import EtcdServer
-from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.errors import ConfigurationError, LeaseLostError
 from gazette_sdk.local_cluster import LocalBroker, LocalCluster
 from gazette_sdk.local_cluster.etcd_members import reserve_port
 from gazette_sdk.testing.tcp_proxy import TcpProxy
@@ -64,7 +64,8 @@ class EtcdFixture:
         """Delete all keys, and revoke all leases."""
         async with self.client() as client:
             for lease in await client.leases():
-                await client.revoke(lease)
+                with contextlib.suppress(LeaseLostError):  # it has just run out
+                    await client.revoke(lease)
             await client.delete(b"\x00", b"\x00")
 
 
