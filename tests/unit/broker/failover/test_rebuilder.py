@@ -57,7 +57,7 @@ def test_a_member_whose_link_is_cut_is_no_candidate_and_is_not_dialled():
         assert survey.silent == {(ZONE, "broker-d")}
         found = {each.suffix: each.is_reached for each in survey.candidates}
         assert found == {"broker-b": False, "broker-c": True, "broker-d": False}
-        assert sorted(dialled) == sorted([endpoints["c"], endpoints["d"], endpoints["d"]])
+        assert sorted(dialled) == sorted(2 * [endpoints["c"], endpoints["d"]])
         await asyncio.sleep(0)
         await rebuilder.aclose()
 
@@ -303,7 +303,7 @@ def test_a_broker_that_leads_nothing_looks_at_the_others_once_it_lost_a_journal(
         mirror.put({}, delete=[lost[0]])
         for _ in range(2):
             rebuilder.lost(before)
-        for _ in range(9):
+        for _ in range(20):
             await asyncio.sleep(0)
         assert offers == [False] * withdraws
         assert len(set(dialled)) == (0 if primaries else 3)
