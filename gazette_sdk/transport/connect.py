@@ -187,18 +187,20 @@ def _check_types(options: Mapping[str, object]) -> None:
     """
     for name, value in options.items():
         default = _DEFAULTS[name]
-        wanted, word = _TYPES.get(type(default), (object, ""))
-        if isinstance(value, wanted) and isinstance(value, bool) <= (wanted in (bool, object)):
-            continue
-        raise ConfigurationError(
-            f"connect({name}={value!r}): it has another type; give {word}, such as {default!r}"
-        )
+        if type(default) not in _TYPES:
+            continue  # it is None by default
+        wanted, word = _TYPES[type(default)]
+        is_bool = isinstance(value, bool)  # which is an int, too
+        if not isinstance(value, wanted) or is_bool != (wanted == (bool,)):
+            raise ConfigurationError(
+                f"connect({name}={value!r}): it has another type; give {word}, such as {default!r}"
+            )
 
 
-_TYPES: dict[type, tuple[Any, str]] = {
-    str: (str, "a text"),
-    bool: (bool, "True or False"),
-    int: (int, "a whole number"),
+_TYPES: dict[type, tuple[tuple[type, ...], str]] = {
+    str: ((str,), "a text"),
+    bool: ((bool,), "True or False"),
+    int: ((int,), "a whole number"),
     float: ((int, float), "a number"),
 }
 """Types of a value and their word, by the type of the option's default."""

@@ -223,23 +223,22 @@ class NewestRevision:
         self._clock = clock
         self._newest = (0, 0, 0.0)  # cluster, revision, time when it was first seen
 
-    def note(self, header: pb.Header) -> None:
-        """Note the revision of a valid answer."""
-        etcd = header.etcd
-        cluster_id, revision, _ = self._newest
+    def compare(self, answer: Any) -> None:
+        """Note the revision of a valid answer with a header.
+
+        JOURNAL_NOT_FOUND of a mirror that lags becomes NO_JOURNAL_PRIMARY_BROKER: nothing was
+        written or read, and it ends by itself.
+        """
+        etcd = answer.header.etcd
+        cluster_id, revision, since_s = self._newest
         if etcd.revision > revision or etcd.cluster_id != cluster_id:
             self._newest = (etcd.cluster_id, etcd.revision, self._clock())
-
-    def status_of(self, status: pb.Status, header: pb.Header) -> pb.Status:
-        """Return the status of an answer; another one for JOURNAL_NOT_FOUND of a mirror that lags.
-
-        It is then NO_JOURNAL_PRIMARY_BROKER: nothing was written or read, and it ends by itself.
-        """
-        cluster_id, revision, since_s = self._newest
-        lags = header.etcd.revision < revision and header.etcd.cluster_id == cluster_id
-        if status == pb.JOURNAL_NOT_FOUND and lags and self._clock() < since_s + LAG_MAX_S:
-            return pb.NO_JOURNAL_PRIMARY_BROKER
-        return status
+        elif (
+            etcd.revision < revision
+            and answer.status == pb.JOURNAL_NOT_FOUND
+            and self._clock() < since_s + LAG_MAX_S
+        ):
+            answer.status = pb.NO_JOURNAL_PRIMARY_BROKER
 
 
 _APPEND = RPCS_BY_NAME["Append"]
@@ -383,8 +382,7 @@ class Router:
         if cached is not None and cached.confirms(response):
             return
         rpc.validate(response)
-        response.status = self.newest.status_of(response.status, response.header)
-        self.newest.note(response.header)
+        self.newest.compare(response)
         self.routes.update(journal, response.header.route)
         cached = self.routes.get(journal)
         if cached is not None and response.status == pb.OK:
@@ -668,7 +666,7 @@ class RoutedTransport(Transport):
                 async for response in responses:
                     if starts_snapshot:  # only its first message has status and header
                         rpc.validate(response)
-                        self.router.newest.note(response.header)
+                        self.router.newest.compare(response)
                         starts_snapshot = False
                     elif request.watch and not response.journals:
                         starts_snapshot = True
@@ -705,8 +703,7 @@ class RoutedTransport(Transport):
                         item = pb.ReadResponse(offset=offset, content=content)  # noqa: PLW2901
                     rpc.validate(item)
                     if item.HasField("header"):
-                        item.status = self.router.newest.status_of(item.status, item.header)
-                        self.router.newest.note(item.header)
+                        self.router.newest.compare(item)
                         self.routes.update(request.journal, item.header.route)
                     expected = item.offset + len(item.content)
                     yield item
@@ -775,8 +772,7 @@ class RoutedTransport(Transport):
         async with self._wire_of(to, target) as wire:
             response = await wire.unary(to, request)
         rpc.validate(response)
-        response.status = self.router.newest.status_of(response.status, response.header)
-        self.router.newest.note(response.header)
+        self.router.newest.compare(response)
         return response
 
     @asynccontextmanager

@@ -765,7 +765,7 @@ class UnconfirmedSpools:
         """Decide about the spools of a journal. What its replica acknowledges wakes the others."""
         left = []
         for entry in self._waiting.pop(key, ()):
-            match self._fate_of(entry):
+            match self._action_of(entry):
                 case SpoolAction.WAIT:
                     left.append(entry)
                 case SpoolAction.UPLOAD:
@@ -777,7 +777,7 @@ class UnconfirmedSpools:
         if (replica := self._replica_of(*key)) is not None:
             replica.index.on_acknowledged = partial(self._wake, key) if left else None
 
-    def _fate_of(self, entry: _Waiting) -> SpoolAction:
+    def _action_of(self, entry: _Waiting) -> SpoolAction:
         spool = entry.spool
         replica = self._replica_of(*_key(spool))
         entry.replica = replica or entry.replica

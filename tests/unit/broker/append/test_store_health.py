@@ -136,7 +136,7 @@ def test_a_fired_signal_comes_first(tmp_path):
         ("down", FAILING_TOLERATED_S, True, False),
     ],
 )
-def test_a_store_that_is_dispensable(error, failing_s, has_peers, expect):
+def test_a_store_without_which_a_primary_continues(error, failing_s, has_peers, expect):
     now = 10_000.0
     since = None if failing_s is None else now - failing_s
     health = SimpleNamespace(error=error, failing_since=since)

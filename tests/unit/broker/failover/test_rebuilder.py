@@ -27,6 +27,21 @@ async def is_silent(member):
     return member.suffix == "broker-d"
 
 
+def rebuilder_of(mirror, dial, *, streams=None, offer=offer):
+    """The rebuilder of `broker-a`."""
+    return Rebuilder(
+        None,
+        mirror.keyspace,
+        JournalAllocation(9),
+        pb.ProcessSpec.ID(zone=ZONE, suffix="broker-a"),
+        streams or PeerStreams(),
+        ttl_s=5.0,
+        dial=dial,
+        is_silent=is_silent,
+        offer=offer,
+    )
+
+
 def test_a_member_whose_link_is_cut_is_no_candidate_and_is_not_dialled():
     """A frozen one accepts the connection, and the dial would take its whole bound."""
 
@@ -38,17 +53,7 @@ def test_a_member_whose_link_is_cut_is_no_candidate_and_is_not_dialled():
             dialled.append(endpoint)
             return Input.REACHED if endpoint != endpoints["d"] else Input.UNCLEAR
 
-        rebuilder = Rebuilder(
-            None,
-            mirror.keyspace,
-            JournalAllocation(9),
-            pb.ProcessSpec.ID(zone=ZONE, suffix="broker-a"),
-            PeerStreams(),
-            ttl_s=5.0,
-            dial=dial,
-            is_silent=is_silent,
-            offer=offer,
-        )
+        rebuilder = rebuilder_of(mirror, dial)
         endpoints = {name: mirror.keyspace.endpoint(ZONE, f"broker-{name}") for name in "bcd"}
         frozen = pb.ProcessSpec.ID(zone=ZONE, suffix="broker-b")
         rebuilder.failed(frozen, DeadlineExceededError("no answer"), waited_s=10.0)
@@ -120,17 +125,7 @@ def test_one_late_answer_is_not_the_loss_of_a_member(late, is_reached):
             dialled.append(endpoint)
             return Input.UNCLEAR if len(dialled) <= late else Input.REACHED
 
-        rebuilder = Rebuilder(
-            None,
-            mirror.keyspace,
-            JournalAllocation(9),
-            pb.ProcessSpec.ID(zone=ZONE, suffix="broker-a"),
-            PeerStreams(),
-            ttl_s=5.0,
-            dial=dial,
-            is_silent=is_silent,
-            offer=offer,
-        )
+        rebuilder = rebuilder_of(mirror, dial)
         survey = await rebuilder._survey()
         assert [each.is_reached for each in survey.candidates] == [is_reached]
 
@@ -148,17 +143,7 @@ def test_a_member_that_answers_while_it_is_dialled_is_reached(is_heard):
                 streams._heard_at[ZONE, "broker-b"] = asyncio.get_running_loop().time()
             return Input.UNCLEAR
 
-        rebuilder = Rebuilder(
-            None,
-            mirror.keyspace,
-            JournalAllocation(9),
-            pb.ProcessSpec.ID(zone=ZONE, suffix="broker-a"),
-            streams,
-            ttl_s=5.0,
-            dial=dial,
-            is_silent=is_silent,
-            offer=offer,
-        )
+        rebuilder = rebuilder_of(mirror, dial, streams=streams)
         survey = await rebuilder._survey()
         assert [each.is_reached for each in survey.candidates] == [is_heard]
 
@@ -283,17 +268,7 @@ def test_a_broker_that_leads_nothing_looks_at_the_others_once_it_lost_a_journal(
         async def offer(takes_journals):
             offers.append(takes_journals)
 
-        rebuilder = Rebuilder(
-            None,
-            mirror.keyspace,
-            JournalAllocation(9),
-            pb.ProcessSpec.ID(zone=ZONE, suffix="broker-a"),
-            PeerStreams(),
-            ttl_s=5.0,
-            dial=dial,
-            is_silent=is_silent,
-            offer=offer,
-        )
+        rebuilder = rebuilder_of(mirror, dial, offer=offer)
         cut = {mirror.keyspace.endpoint(ZONE, f"broker-{name}") for name in unreached}
         (before,) = mirror.keyspace.assignments("b/journal")
         mirror.put(dict([mirror.assignment("b/journal", "broker-a", 1)]), delete=[moved[0]])
