@@ -38,9 +38,13 @@ MINIMUM_VERSION = (3, 5)
 SAFE_VERSION = (3, 5, 6)
 """Oldest version without a known loss of data.
 
-A server of version 3.5.0 to 3.5.2 may lose acknowledged writes when it is killed. Before 3.5.6 a
-crash during a defragmentation may leave a server with another revision than its peers.
+A server of version 3.5.0 to 3.5.2 may lose acknowledged writes when it is killed: it may store that
+an entry of its log is applied before the entry's writes. Before 3.5.6 a crash during a
+defragmentation may leave a server with another revision than its peers.
 """
+
+LAST_LOSING_VERSION = (3, 5, 2)
+"""Newest version that may lose acknowledged writes when it is killed."""
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +80,7 @@ def safety_warning(version: tuple[int, ...]) -> str | None:
         return None
     problem = (
         "can lose acknowledged writes when it is killed"
-        if version <= (3, 5, 2)
+        if version <= LAST_LOSING_VERSION
         else "can become inconsistent when it crashes during a defragmentation"
     )
     found, safe = (".".join(map(str, numbers)) for numbers in (version, SAFE_VERSION))
@@ -364,6 +368,9 @@ class EtcdServer:
             "--log-level=warn",
             "--logger=zap",
         ]
+        if etcd_version(binary, binary.stat().st_mtime_ns) <= LAST_LOSING_VERSION:
+            # Stores each entry with its writes: no timer comes between the two.
+            command.append("--backend-batch-limit=1")
         if not self._sync_writes:
             command.append("--unsafe-no-fsync")
         return command

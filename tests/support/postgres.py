@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from support.services import _wait_until_it_listens, free_port
+from support.services import free_port, wait_until_it_serves
 
 STOP_TIMEOUT_S = 30.0
 _BECOME = """
@@ -90,7 +90,8 @@ def _server(
             env=_environment(directory),
         )
     try:
-        _wait_until_it_listens(process, port, log)
+        # It listens earlier, and refuses clients until it has started.
+        wait_until_it_serves(process, port, log, "ready to accept connections")
         yield
     finally:
         # Does not wait for clients.

@@ -66,7 +66,7 @@ def running(command: Sequence[str | Path], port: int, log: Path) -> Iterator[Ser
             cwd=log.parent,
         )
     try:
-        _wait_until_it_listens(process, port, log)
+        wait_until_it_serves(process, port, log)
         yield Service("127.0.0.1", port, process)
     finally:
         process.terminate()
@@ -203,16 +203,20 @@ def _locked(target: Path) -> Iterator[None]:
         yield
 
 
-def _wait_until_it_listens(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def wait_until_it_serves(
+    process: subprocess.Popen[bytes], port: int, log: Path, logged: str = ""
+) -> None:
+    """Wait until a child listens on a port, and its log has a text."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
+            if logged in log.read_text(errors="replace"):
+                return
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(0.05)
             raise RuntimeError(f"{process.args} ended: {log.read_text(errors='replace')[-2000:]}")
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{process.args} does not listen on port {port}")
+            raise TimeoutError(f"{process.args} does not serve on port {port}")
 
 
 if __name__ == "__main__":

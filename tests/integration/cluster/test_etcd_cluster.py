@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Self
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from gazette_sdk.cluster.etcd import Etcd
-from gazette_sdk.cluster.etcd_messages import Compare, Put
+from gazette_sdk.cluster.etcd_messages import Compare, Put, rpc
 from gazette_sdk.cluster.lease import boot_s
 from gazette_sdk.cluster.membership import Membership
 from gazette_sdk.errors import EtcdError, EtcdUnavailableError, LeaseLostError
@@ -92,6 +93,18 @@ class Writer:
         for task in self._tasks:
             assert not task.done(), task.exception()
 
+    async def stored_by_each(self, keys: Iterable[bytes]) -> dict[str, dict[bytes, int]]:
+        """Return what each member that runs has of some keys: tells who lost them."""
+        request = rpc.RangeRequest(key=b"/k/", range_end=b"/k0", serializable=True)
+        stored = {}
+        for address in self.client._connections.endpoints.candidates():
+            with contextlib.suppress(EtcdUnavailableError):
+                async with aclosing(await Etcd.connect(address)) as member:
+                    answer = await member._call(member._kv.Range, request)
+                    found = {kv.key: kv.mod_revision for kv in answer.kvs}
+                    stored[address] = {key: found.get(key, 0) for key in keys}
+        return stored
+
     async def check(self) -> None:
         """Check that nothing is lost, repeated or reordered."""
         await self.more(1)
@@ -99,8 +112,8 @@ class Writer:
         await asyncio.wait([self._tasks[0]])
         found = await self.client.range(b"/k/", b"/k0")
         stored = {kv.key: kv.mod_revision for kv in found.entries}
-        for key, revision in self.acknowledged.items():
-            assert stored[key] == revision
+        lost = {k: r for k, r in self.acknowledged.items() if stored.get(k) != r}
+        assert not lost, await self.stored_by_each(lost)
         # One more was on its way when the writer was cancelled, and may come even later.
         assert len(set(stored) - set(self.acknowledged) - self.unknown) <= 1
         await until(lambda: len(self.watched) >= len(stored))

@@ -135,9 +135,17 @@ def test_an_etcd_that_does_not_start_says_why(tmp_path):
         EtcdServer(tmp_path).start_blocking()
 
 
+@pytest.mark.parametrize(("version", "each"), [("3.5.2", True), ("3.5.3", False)])
+def test_a_version_that_loses_writes_stores_each_entry_with_its_writes(tmp_path, version, each):
+    binary = tmp_path / "etcd"
+    binary.write_text(f"#!/bin/sh\necho etcd Version: {version}\n")
+    binary.chmod(0o755)
+    assert ("--backend-batch-limit=1" in EtcdServer(tmp_path)._command(binary, 1)) is each
+
+
 def test_an_etcd_that_is_never_ready_is_ended_in_time(tmp_path):
     stuck = tmp_path / "stuck"
-    stuck.write_text("#!/bin/sh\nexec sleep 600\n")
+    stuck.write_text("#!/bin/sh\n[ $1 = --version ] || exec sleep 600\n")
     stuck.chmod(0o755)
     server = EtcdServer(tmp_path / "data", binary=stuck, start_timeout_s=0.5)
     with pytest.raises(EtcdError, match=r"not ready within 0\.5 s"):
