@@ -334,9 +334,15 @@ class EmbeddedCluster(sdk_loop.LoopStartable):
             )
 
     async def _served(self, journal: str) -> None:
-        """Wait until a journal has all its replicas, and they are consistent."""
-        keyspace = self._brokers[0].broker.keyspace
+        """Wait until a journal has all its replicas, and they are consistent.
+
+        Not for one that waits for a broker of an earlier run, which the cluster does not have now.
+        """
+        broker = self._brokers[0].broker
+        keyspace, ours = broker.keyspace, {each.broker.config.suffix for each in self._brokers}
         while (item := keyspace.item(journal)) is not None:
+            if any(absent.suffix not in ours for absent in broker.absent_brokers(journal)):
+                return
             assignments = keyspace.assignments(journal)
             if len(assignments) == desired_replication(item.value) and is_consistent(assignments):
                 return

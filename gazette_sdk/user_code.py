@@ -25,9 +25,11 @@ The text of an exception is user code, too: :func:`text_of` returns it whatever 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
 from operator import length_hint
 from typing import Any, TypeVar
 
@@ -126,6 +128,53 @@ def notify(callback: Callable[..., object], *arguments: Any) -> None:
         callback(*arguments)
     except BaseException as error:  # noqa: BLE001 - others are still to be called
         _log.error("%s raised %s", _name_of(callback), described(error), exc_info=error)
+
+
+# ------------------------------------------------------------------------- threads
+
+REPEAT_S = 0.05
+"""Pause before a function that is to end is interrupted again. It doubles each time."""
+
+REPEAT_MAX_S = 1.0
+
+
+async def on_worker(
+    workers: Executor | None,
+    function: Callable[..., T],
+    *arguments: object,
+    on_cancelled: Callable[[], None] | None = None,
+) -> T:
+    """Call a function on a worker thread, and wait until it has returned, also if cancelled.
+
+    A thread cannot be cancelled, and what it works on must not be closed under it.
+
+    Args:
+        workers: threads; None for those of the event loop.
+        function: function to call.
+        arguments: its arguments.
+        on_cancelled: called on another thread if the wait is cancelled, to end the function; again
+            and again, until it has returned.
+
+    Raises:
+        UserCodeError: it raised what would end an iteration, a task, or the process.
+        Exception: whatever else it raises, unless the wait was cancelled.
+    """
+    loop = asyncio.get_running_loop()
+    call = loop.run_in_executor(workers, functools.partial(contained, function, *arguments))
+    try:
+        return await asyncio.shield(call)
+    except asyncio.CancelledError:
+        pause_s = REPEAT_S
+        while not call.done():
+            if on_cancelled is not None:
+                with contextlib.suppress(RuntimeError):  # the program ends
+                    loop.run_in_executor(None, functools.partial(notify, on_cancelled))
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([call], timeout=None if on_cancelled is None else pause_s)
+            pause_s = min(2 * pause_s, REPEAT_MAX_S)
+        if not call.cancelled():
+            call.exception()  # retrieved: no one waits for it any more
+        raise
 
 
 # -------------------------------------------------------------------------- errors

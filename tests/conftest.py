@@ -5,6 +5,7 @@ import signal
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 # A busy machine makes any example slow; how long things take is the business of benchmarks/.
 settings.register_profile("gazette", deadline=None)
@@ -13,8 +14,34 @@ settings.load_profile("gazette")
 END_TIMEOUT_S = 30.0
 """How long Python may take to end after the last test."""
 
+SPARK = (
+    "tests/integration/spark/",
+    "tests/docs/test_contract.py",
+    "tests/docs/test_pages.py::test_the_examples_of_a_page_run_in_order[lake.md]",
+    "tests/docs/test_pages.py::test_the_examples_of_a_page_run_in_order[spark.md]",
+)
+"""Tests that run a JVM with a Spark session, by the begin of their ids."""
+
 # A shell's background job ignores SIGINT, and so would all programs that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class Scheduling(LoadFileScheduling):
+    """A file of tests runs in one worker, and all tests of Spark in one: four JVMs are too many."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return SPARK[0] if nodeid.startswith(SPARK) else super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:
+    """Distribute tests over workers."""
+    return Scheduling(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest."""
+    items.sort(key=lambda item: not item.nodeid.startswith(SPARK))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -34,6 +61,7 @@ def encodable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def pytest_unconfigure() -> None:
+def pytest_unconfigure(config: pytest.Config) -> None:
     """End in spite of threads that tests left behind, and say what they do."""
-    faulthandler.dump_traceback_later(END_TIMEOUT_S, exit=True)
+    if not hasattr(config, "workerinput"):  # a worker waits for the others, and is ended with them
+        faulthandler.dump_traceback_later(END_TIMEOUT_S, exit=True)

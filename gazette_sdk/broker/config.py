@@ -45,6 +45,8 @@ class BrokerConfig:
         allow_stores: URLs of fragment stores that callers whose token has a selector may give to
             their journals; other callers may use any.
         auto_suspend: suspend idle journals.
+        prune: remove stored fragments that are older than their journal's retention; ``dry-run``
+            only logs them.
         peer_tls: certificates toward peers.
     """
 
@@ -73,4 +75,5 @@ class BrokerConfig:
     auth_keys: str = ""
     allow_stores: tuple[str, ...] = ()
     auto_suspend: bool = False
+    prune: Literal["true", "false", "dry-run"] = "true"
     peer_tls: Tls | None = None

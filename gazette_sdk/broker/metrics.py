@@ -128,7 +128,13 @@ SPOOL_COMMITS = Tally("gazette_spool_commits", "Commits to spools.")
 SPOOL_COMMIT_BYTES = Tally("gazette_spool_commit_bytes", "Bytes committed to spools.")
 SPOOL_ROLLBACKS = Tally("gazette_spool_rollbacks", "Rollbacks of spools with content.")
 SPOOL_ROLLBACK_BYTES = Tally("gazette_spool_rollback_bytes", "Bytes rolled back in spools.")
-SPOOLS_COMPLETED = Tally("gazette_spool_completed", "Spools closed with content.")
+SPOOLS_COMPLETED = Tally("gazette_spool_completed", "Spools to be uploaded, or dropped.")
+RETENTION_FRAGMENTS = Tally(
+    "gazette_retention_removed_fragments", "Stored fragments removed since they were too old."
+)
+RETENTION_BYTES = Tally(
+    "gazette_retention_removed_bytes", "Bytes of journals removed since they were too old."
+)
 SPOOLS_PERSISTED = Counter(
     "gazette_spool_persisted", "Spools uploaded, found in their store, or dropped."
 )

@@ -26,6 +26,7 @@ from gazette_sdk.broker.departure import Departure, is_alone, until_alone
 from gazette_sdk.broker.failover.failover import Failover
 from gazette_sdk.broker.fragments.persister import Persister
 from gazette_sdk.broker.fragments.refresh import UnstoredCopies, refresh_index
+from gazette_sdk.broker.fragments.retention import Retention
 from gazette_sdk.broker.listing import Listing
 from gazette_sdk.broker.read import ReadServer
 from gazette_sdk.broker.recovery.etcd_history import EtcdHistory
@@ -351,6 +352,7 @@ class Broker:
             record_route=records.change,
             refusal=lambda journal: self._withheld.refusal(journal),  # noqa: PLW0108 - likewise
         )
+        retention = Retention(stores, config.prune)
         parts = ReplicaParts(
             complete=self.persister.complete,
             refresh=lambda replica: refresh_index(
@@ -359,6 +361,7 @@ class Broker:
                 stores,
                 self.keyspace.item,
                 self.persister.check_listed,
+                retention=lambda: retention if replica.is_primary else None,
             ),
             pulse=Pulses(appends.append, auto_suspend=config.auto_suspend).run,
             min_append_rate=config.min_append_rate,
@@ -412,6 +415,7 @@ class Broker:
             goes_on=self._last_routes.goes_on,
             continued_by=history.continued_by,
             other_members=history.other_members,
+            stored_end=self._last_routes.stored_end,
             waits=lambda journal: bool(self._last_routes.absent_brokers(journal)),
             decided=self._waiting_journals.wake,
             unverified=spools.unverified_heads(),
@@ -616,6 +620,13 @@ class Broker:
     def _replica_of(self, journal: str, create_revision: int) -> Replica | None:
         replica = self.resolver.replica(journal)
         return replica if replica and replica.create_revision == create_revision else None
+
+    def absent_brokers(self, journal: str) -> Sequence[pb.ProcessSpec.ID]:
+        """Return the brokers that a journal waits for, since only they have its last bytes.
+
+        None if it waits for none.
+        """
+        return self._last_routes.absent_brokers(journal)
 
     def _exists(self, journal: str, create_revision: int) -> bool:
         item = self.keyspace.item(journal)

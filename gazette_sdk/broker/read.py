@@ -10,18 +10,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from gazette_sdk.broker.fragments.index import Index, QueryResult
 from gazette_sdk.broker.spool.files import ContentFile
-from gazette_sdk.errors import ClosedError
+from gazette_sdk.errors import ClosedError, FragmentNotFoundError
 from gazette_sdk.fragment.content import FragmentReader, open_fragment
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path
 from gazette_sdk.protocol.rules import complete
+
+LISTING_TIMEOUT_S: Final = 5.0
+"""Bound of the listing that follows a read of a fragment which is not in its store any more."""
 
 READ_URL_TTL_S: Final = 60.0
 """Lifetime of the URLs which reads carry: a client uses them at once."""
@@ -94,36 +97,37 @@ class ReadServer:
             except ClosedError:
                 return
             response = _metadata(result)
-            if response.fragment.backing_store and response.fragment.mod_time:
-                response.fragment_url = await self._sign(response.fragment)
+            response.fragment_url = await self._sign(response.fragment)
             if is_first:
                 _add_first(response, header, index if request.include_unacknowledged else None)
                 is_first = False
-            if (
-                result.fragment is None
-                or request.metadata_only
-                or (result.file is None and request.do_not_proxy)
-                or (end_offset != 0 and result.offset >= end_offset)
-            ):
+            if result.fragment is None or _wants_no_content(request, result):
                 yield response
                 return
-            end = result.fragment.end
-            if end_offset != 0:
-                end = min(end, end_offset)
+            end = min(result.fragment.end, end_offset or result.fragment.end)
             if result.file is not None:
                 file, position = result.file, result.offset - result.fragment.begin
                 yield FileSpan(file.fd, position, end - result.offset, response, file)
             else:
                 yield response
                 stored = self._stored(result.fragment, result.offset, end, chunk_bytes)
-                async with aclosing(stored) as chunks:
-                    async for chunk in chunks:
-                        yield chunk
+                try:
+                    async with aclosing(stored) as chunks:
+                        async for chunk in chunks:
+                            yield chunk
+                except FragmentNotFoundError:
+                    # It was removed since the stores were listed. The client's next read skips it.
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(LISTING_TIMEOUT_S):
+                            await index.list_again()
+                    raise
             if end == end_offset:
                 return
             query.offset = end
 
     async def _sign(self, fragment: pb.Fragment) -> str:
+        if not (fragment.backing_store and fragment.mod_time):
+            return ""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
             self._threads, sign_get, self._stores, fragment, READ_URL_TTL_S
@@ -149,6 +153,15 @@ class ReadServer:
         finally:
             # The thread that has it last closes it: the event loop must not wait for a store.
             ahead.add_done_callback(lambda _: reader.close())
+
+
+def _wants_no_content(request: pb.ReadRequest, result: QueryResult) -> bool:
+    """Return True if a read ends with the metadata of a fragment."""
+    return (
+        request.metadata_only
+        or (result.file is None and request.do_not_proxy)
+        or 0 < request.end_offset <= result.offset
+    )
 
 
 def _metadata(result: QueryResult) -> pb.ReadResponse:

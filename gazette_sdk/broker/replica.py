@@ -97,6 +97,8 @@ class Replica:
             and after its pipeline was torn down.
         agreed: the spool's fragment when all replicas last had the same, if we were the primary;
             ``None`` before.
+        proposed_end: greatest end to which other replicas were asked to agree, if we were the
+            primary: they may continue there, whatever they have before it.
         head_is_known: True if the head is known without the stores: the spool began at the head
             that an earlier process recorded, or a primary or a peer had it.
         is_synchronized: True if the primary's stream has synchronized this replica.
@@ -131,6 +133,7 @@ class Replica:
         self.settled: object | None = None
         self.ready: ReadyRoute | None = None
         self.agreed: pb.Fragment | None = None
+        self.proposed_end = 0
         self.head_is_known = False
         self.is_synchronized = False
         self.copies_wanted = False
@@ -272,15 +275,29 @@ class Replica:
         """Store a closed fragment once it is known that all replicas have it."""
         (self._parts.unconfirmed or self._parts.complete)(spool)
 
-    def _give_up_unconfirmed(self, spool: Spool) -> None:
-        """Give up content that others may replace."""
-        agreed = self.agreed
-        if agreed is not None and agreed.end < spool.fragment.end:
-            _log.warning(
-                "offsets %d to %d of %s are not stored: not all replicas acknowledged them",
-                agreed.end, spool.fragment.end, self.journal,
-            )  # fmt: skip
-            spool.reset_to(agreed)
+    async def _give_up_unconfirmed(self, spool: Spool) -> None:
+        """Give up content that others may replace.
+
+        Others may also continue after it: those that were asked to agree to its end. Then only we
+        have these bytes, and readers wait for them. So they are kept, and the others are asked.
+        """
+        agreed, end = self.agreed, spool.fragment.end
+        if agreed is None or agreed.end >= end:
+            return
+        _log.warning(
+            "offsets %d to %d of %s are not stored: not all replicas acknowledged them",
+            agreed.end, end, self.journal,
+        )  # fmt: skip
+        hold = self._parts.unconfirmed
+        if hold is not None and self.proposed_end >= end > spool.fragment.begin:
+            begin = max(agreed.end, spool.fragment.begin)
+            try:
+                kept = await asyncio.to_thread(spool.content_after, begin)
+            except OSError as error:
+                _log.warning("cannot keep them: %s", error)
+            else:
+                hold(kept)
+        spool.reset_to(agreed)
 
     # ------------------------------------------------------ un-stored content
 
@@ -358,8 +375,9 @@ class Replica:
             if self._parts.unconfirmed is not None:
                 for closed in self._unconfirmed:
                     self._parts.unconfirmed(closed)
-            self._give_up_unconfirmed(spool)
+            await self._give_up_unconfirmed(spool)
         end = spool.fragment.end
+        was_forgotten = self._storage.was_forgotten(spool.content_file, end)
         # A new primary that lacks the last append begins after it. Only this spool has it then, and
         # it must not wait as long as a replica's does.
         self._ends_as_primary = self.is_primary
@@ -376,7 +394,7 @@ class Replica:
             ),
             primary=False,
         )
-        if is_continued():
+        if was_forgotten or is_continued():
             self._storage.forget_head()
         self.ended.fire()
         if pipeline is not None:

@@ -207,7 +207,7 @@ def check_address(address: str, remedy: str, *, kind: str = "a broker") -> str:
     Raises:
         ConfigurationError: it has no such scheme.
     """
-    scheme, separator, _ = address.partition("://")
+    scheme, separator, _ = address.partition("://")  # of several addresses the first one's
     if not separator or scheme.lower() not in _SCHEMES:
         raise ConfigurationError(
             f"{address!r} is not the address of {kind}; give one such as "

@@ -19,7 +19,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -48,32 +48,6 @@ from gazette_sdk.server.options import (
 )
 from gazette_sdk.server.settings import LoggingSettings
 from gazette_sdk.server.spinning_selector import new_loop
-
-CALLS_MAX = 64
-"""Default number of concurrent calls of a command that calls brokers for each journal."""
-
-T = TypeVar("T")
-R = TypeVar("R")
-
-
-async def for_each(
-    items: Iterable[T], call: Callable[[T], Awaitable[R]], calls_max: int = CALLS_MAX
-) -> list[R]:
-    """Call a coroutine function with each item, and return the results in order.
-
-    Raises:
-        ExceptionGroup: errors of calls. The first one cancels the other calls.
-    """
-    slots = asyncio.Semaphore(calls_max)
-
-    async def limited(item: T) -> R:
-        async with slots:
-            return await call(item)
-
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(limited(item)) for item in items]
-    return [task.result() for task in tasks]
-
 
 TERMINATION_LOG = Path("/dev/termination-log")
 """If this file exists, a supervisor (Kubernetes) reads from it why a process ended."""

@@ -174,6 +174,8 @@ def configuration_of(
         auth_keys=settings.auth_keys,
         directory=_path(settings.directory),
         workers=settings.workers,
+        prune_period_s=settings.prune_period_s,
+        is_ready_with_failed=settings.ready_fails_on == "none",
         peer_tls=Tls(
             trusted_ca_file=settings.peer_ca_file,
             cert_file=settings.peer_cert_file,

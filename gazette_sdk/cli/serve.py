@@ -273,6 +273,7 @@ def configuration_of(settings: BrokerSettings, etcd: EtcdSettings, endpoint: str
         auth_keys=settings.auth_keys,
         allow_stores=settings.allow_store,
         auto_suspend=settings.auto_suspend,
+        prune=settings.prune,
         peer_tls=Tls(
             trusted_ca_file=settings.peer_ca_file,
             cert_file=settings.peer_cert_file,

@@ -19,7 +19,7 @@ from pydantic import Field
 from gazette_sdk.cli.client import BrokerClientSettings
 from gazette_sdk.cli.program import Invocation, TimeoutSettings
 from gazette_sdk.server.options import Group, Option, Seconds, Settings, load, print_config
-from gazette_sdk.server.settings import EtcdSettings, MemberSettings
+from gazette_sdk.server.settings import EtcdAddress, EtcdPrefix, EtcdSettings, MemberSettings
 from gazette_sdk.transport.router import DEFAULT_SIZE
 
 
@@ -164,13 +164,29 @@ class ConsumerSettings(MemberSettings):
     workers: Annotated[
         int, Option("Workers", "Threads that run the code of shards, at most"), Field(ge=1, le=1024)
     ] = 32
+    prune_period_s: Annotated[
+        Seconds,
+        Option(
+            "PrunePeriod",
+            "Time between looks for content of recovery logs that no recovery needs, which brokers "
+            "then remove; 0 for none",
+            "prune-period",
+        ),
+        Field(ge=0),
+    ] = 3600.0
+    ready_fails_on: Annotated[
+        Literal["none", "failed"],
+        Option(
+            "ReadyFailsOn", "Answer 503 at /debug/ready while a shard of the process has failed"
+        ),
+    ] = "none"
 
 
 class ConsumerEtcdSettings(EtcdSettings):
     """Etcd of a consumer process."""
 
     address: Annotated[
-        str,
+        EtcdAddress,
         Option(
             "Address",
             "Address of Etcd, or several separated by commas; empty to ask the broker, which "
@@ -178,7 +194,7 @@ class ConsumerEtcdSettings(EtcdSettings):
         ),
     ] = ""
     prefix: Annotated[
-        str,
+        EtcdPrefix,
         Option(
             "Prefix",
             "Prefix of the application's keys in Etcd; empty for /gazette/consumers/NAME",

@@ -233,7 +233,7 @@ def open_channel(
     Raises:
         ConfigurationError: the address or a file can not be used.
     """
-    target, is_tls = _dial_target(address)
+    target, is_tls = dial_target(address)
     options = _options(answer_timeout_s)
     if is_tls:
         credentials = _credentials(cert_file, cert_key_file, trusted_ca_file)
@@ -250,7 +250,7 @@ def open_thread_channel(
     trusted_ca_file: Path | str | None = None,
 ) -> ThreadChannel:
     """Return the same for any event loop, as :func:`open_channel` does."""
-    target, is_tls = _dial_target(address)
+    target, is_tls = dial_target(address)
     options = _options(answer_timeout_s)
     if is_tls:
         credentials = _credentials(cert_file, cert_key_file, trusted_ca_file)
@@ -274,7 +274,7 @@ def _options(answer_timeout_s: float) -> list[tuple[str, int]]:
     ]
 
 
-def _dial_target(address: str) -> tuple[str, bool]:
+def dial_target(address: str) -> tuple[str, bool]:
     """Return the gRPC target of an address, and True if it uses TLS."""
     url = urlsplit(address)
     if url.scheme == "unix" and url.path:

@@ -476,7 +476,7 @@ def check_root(root: str) -> None:
     first, *parts = root.split("/")
     if root != "/" and (first or not parts or any(part in ("", ".", "..") for part in parts)):
         raise ConfigurationError(
-            f"{root!r} can not be a prefix of Etcd keys: it must be an absolute clean path "
+            f"{root!r} cannot be a prefix of Etcd keys: it must be an absolute clean path "
             "without trailing slash, as /gazette/cluster"
         )
 

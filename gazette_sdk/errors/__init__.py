@@ -5,6 +5,7 @@
     GazetteError
     ├── ValidationError              a value is malformed: names the field and the rule
     ├── ConfigurationError           a flag, file, address or environment value cannot be used
+    │   └── MissingPackageError      a package of an extra is not installed; also an ImportError
     ├── StatusError                  a broker answered with a status other than OK
     │   ├── JournalNotFoundError, NoJournalPrimaryBrokerError, NotJournalPrimaryBrokerError,
     │   ├── InsufficientJournalBrokersError, NotJournalBrokerError, OffsetNotYetAvailableError,
@@ -47,9 +48,13 @@ from gazette_sdk.errors.base import (
     ClosedError,
     ConfigurationError,
     GazetteError,
+    MissingPackageError,
     ReentrantCallError,
     UserCodeError,
     ValidationError,
+    check_number,
+    install_text,
+    needs_extra,
 )
 from gazette_sdk.errors.calls import (
     CallCancelledError,
@@ -139,6 +144,7 @@ __all__ = [
     "JournalNotFoundError",
     "LeaseLostError",
     "MappingError",
+    "MissingPackageError",
     "NoJournalPrimaryBrokerError",
     "NotAllowedError",
     "NotJournalBrokerError",
@@ -164,7 +170,10 @@ __all__ = [
     "ValidationError",
     "WrongAppendOffsetError",
     "WrongRouteError",
+    "check_number",
     "for_status",
+    "install_text",
+    "needs_extra",
 ]
 
 for _name in __all__:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 
@@ -61,6 +63,54 @@ class ConfigurationError(GazetteError):
 
     Remedy: change the flag, argument, file or environment variable that the text names.
     """
+
+
+def check_number(name: str, value: object, least: float = 0, *, is_whole: bool = False) -> None:
+    """Check the value of an argument.
+
+    Args:
+        name: name of the argument.
+        value: its value.
+        least: its least value.
+        is_whole: True if it must be an ``int``.
+
+    Raises:
+        ConfigurationError: it is no number, or less.
+    """
+    is_number = isinstance(value, int if is_whole else int | float) and value is not True
+    if not is_number or value is False or not value >= least:  # type: ignore[operator]
+        word = "a whole number" if is_whole else "a number"
+        raise ConfigurationError(f"{name}={value!r}: use {word}, at least {least}")
+
+
+class MissingPackageError(ConfigurationError, ImportError):
+    """A Python package that only some users need is not installed. It is an ImportError, too.
+
+    Remedy: run the ``pip install`` line of the text, which names the extra that has the package.
+    """
+
+
+@contextmanager
+def needs_extra(extra: str, what: str) -> Iterator[None]:
+    """Raise a MissingPackageError if an import in the block does not find a package.
+
+    Args:
+        extra: the extra of ``gazette-sdk`` that has it.
+        what: what needs it, in the plural.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(install_text(error, extra, what)) from error
+
+
+def install_text(error: ModuleNotFoundError, extra: str, what: str) -> str:
+    """Return the text for a package that was not found; see :func:`needs_extra`."""
+    package = (error.name or "").partition(".")[0]
+    return (
+        f"{what} need the Python package {package!r}, which is not installed; "
+        f'run `pip install "gazette-sdk[{extra}]"`'
+    )
 
 
 class ClosedError(GazetteError):

@@ -235,8 +235,9 @@ def for_status(
 
 
 class JournalExistsError(GazetteError):
-    """A journal to create exists with other settings. No journal was changed.
+    """A journal to create exists with other settings, or its store has an earlier one's fragments.
 
     Remedy: leave out the settings that differ, or change the journal with ``Journals().update(…)``
-    or ``gazctl journals apply``.
+    or ``gazctl journals apply``; no journal was changed. Over fragments of an earlier journal of
+    the name give ``continues=True``, or remove them with the journal.
     """

@@ -27,7 +27,12 @@ from gazette_sdk.errors import (
     StoreError,
     ValidationError,
 )
-from gazette_sdk.fragment.content import FragmentReader, decode_fragment, open_without_redirects
+from gazette_sdk.fragment.content import (
+    CoverSet,
+    FragmentReader,
+    decode_fragment,
+    open_without_redirects,
+)
 from gazette_sdk.fragment.stores.base import Store, StoredContent, describe
 from gazette_sdk.fragment.stores.file import resolve_below
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -83,6 +88,20 @@ def list_fragments(store: Store, journal: str) -> list[pb.Fragment]:
         StoreError: the store failed.
     """
     return [stored.fragment for stored in list_stored(store, journal) if not stored.is_torn]
+
+
+def readable(store: Store, journal: str) -> CoverSet:
+    """Return the fragments of a journal in one store, as a reader without a broker finds them.
+
+    A torn one stands where nothing else has its content: its reading fails, and says why. See
+    :func:`list_fragments`.
+    """
+    listed = list_stored(store, journal)
+    cover = CoverSet(each.fragment for each in listed if not each.is_torn)
+    for fragment, _ in (each for each in listed if each.is_torn):
+        if not cover.covers(fragment.begin, fragment.end):
+            cover.add(fragment)
+    return cover
 
 
 def list_stored(store: Store, journal: str) -> list[StoredFragment]:

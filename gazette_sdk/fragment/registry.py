@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from gazette_sdk.errors import ClosedError, StoreError, ValidationError
+from gazette_sdk.errors import ClosedError, FragmentNotFoundError, StoreError, ValidationError
 from gazette_sdk.fragment import metrics
 from gazette_sdk.fragment.health import StoreHealth
 from gazette_sdk.fragment.stores import Store, open_store
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.fragments import content_path
 
 TEMPORARY_CHECKS_MAX = 4
 """Greatest number of stores that are checked at a time without being in use."""
@@ -65,6 +67,20 @@ class StoreRegistry:
         if url in self._stores:
             return self.get(url)
         return await asyncio.to_thread(self.get, url)
+
+    async def remove(self, fragment: pb.Fragment) -> bool:
+        """Remove a fragment from the store that it names. Return False if it is not there.
+
+        Raises:
+            StoreError: the store refuses it, or cannot be opened.
+            OSError: likewise.
+        """
+        store = await self.aget(fragment.backing_store)
+        try:
+            await asyncio.to_thread(store.remove, content_path(fragment))
+        except FragmentNotFoundError:
+            return False
+        return True
 
     def health(self, url: str) -> StoreHealth:
         """Return the health of a URL's store. The first use, on the loop, begins to check it."""

@@ -8,12 +8,19 @@ Everything here is pure: no I/O, no clock. In reading order:
 
 - ``base``: Interface of a framing: payloads of messages to frames and back.
 - ``csv``: CSV: one record per message, quoted only where needed (message section 8).
-- ``registry``: Framings by content type, process-wide (message section 5).
 """
 
-from gazette_sdk.framing.base import Cut, Cutter, FixedProtobuf, Frames, Framing, JsonLines
+from gazette_sdk.framing.base import (
+    Cut,
+    Cutter,
+    FixedProtobuf,
+    Frames,
+    Framing,
+    JsonLines,
+    framing_for,
+    register,
+)
 from gazette_sdk.framing.csv import Csv
-from gazette_sdk.framing.registry import framing_for, register
 
 __all__ = [
     "Csv",

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gazette_sdk.errors import DecodeError, FramingError, TornFrameError
-from gazette_sdk.framing.base import Buffer, Frames, Framing
+from gazette_sdk.framing.base import Buffer, Frames, Framing, register
 
 _LINE_FEED = 0x0A
 _RETURN = 0x0D
@@ -380,3 +380,6 @@ def _first_bad_quote(content: npt.NDArray[np.uint8], quotes: npt.NDArray[np.int6
         if not are_well.all()
     ]
     return min(bad) if bad else None
+
+
+register(Csv())

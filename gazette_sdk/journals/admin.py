@@ -10,6 +10,8 @@ from gazette_sdk.errors import (
     ConfigurationError,
     DeadlineExceededError,
     JournalNotFoundError,
+    ValidationError,
+    check_number,
 )
 from gazette_sdk.journals.changes import (
     Change,
@@ -49,22 +51,32 @@ class Journals:
         timeout_s: limit of a call, in seconds.
 
     Raises:
-        ConfigurationError: ``transport`` is none.
+        ConfigurationError: ``transport`` is none, or ``timeout_s`` is no number.
     """
 
     def __init__(self, transport: Transport | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
         check_transport(transport)
+        check_number("timeout_s", timeout_s)
         self._transport = transport
         self._timeout_s = timeout_s
 
     def __repr__(self) -> str:
         return f"Journals({self._transport or 'connect()'!s})"
 
-    def create(self, name: str, *, partitions: int = 1, **options: Unpack[JournalOptions]) -> Names:
+    def create(
+        self,
+        name: str,
+        *,
+        partitions: int = 1,
+        continues: bool = False,
+        force: bool = False,
+        **options: Unpack[JournalOptions],
+    ) -> Names:
         """Create the partitions of a topic: ``rides/part-000``, ``rides/part-001`` and so on.
 
         Partitions that exist, and have the given values, stay as they are. With more partitions
         than exist it adds the missing ones, which take values that are not given from the first.
+        It returns when brokers serve the new ones, or after 5 s.
 
         Defaults of a new topic: label ``topic`` with the name, content type JSON lines, gzip,
         fragments of 64 MiB that are stored after ten minutes at the latest, three replicas (with
@@ -75,27 +87,42 @@ class Journals:
         Args:
             name: name of the topic.
             partitions: number of partitions; 0 for one journal of exactly this name.
+            continues: True if partitions continue after the fragments that earlier journals of
+                their names have left in the store. Otherwise such fragments are an error.
+            force: True to create journals with more replicas than there are brokers, which refuse
+                appends until there are more.
             options: values of the journals, see :class:`JournalOptions`.
 
         Returns:
             The names of the partitions.
 
         Raises:
-            JournalExistsError: a partition exists, and a given value differs.
+            JournalExistsError: a partition exists, and a given value differs; or the store has
+                fragments of an earlier one, and a partition was created that refuses appends.
             ConfigurationError: there is no default store, or a value cannot be used.
             ValidationError: a name or a value breaks a rule.
             DeadlineExceededError: the call took longer than ``timeout_s``.
             GazetteError: a call to the broker failed.
         """
-        return self._wait(self.acreate(name, partitions=partitions, **options))
+        return self._wait(
+            self.acreate(name, partitions=partitions, continues=continues, force=force, **options)
+        )
 
     async def acreate(
-        self, name: str, *, partitions: int = 1, **options: Unpack[JournalOptions]
+        self,
+        name: str,
+        *,
+        partitions: int = 1,
+        continues: bool = False,
+        force: bool = False,
+        **options: Unpack[JournalOptions],
     ) -> Names:
         """Create the partitions of a topic, see :meth:`create`."""
 
         async def work(transport: Transport) -> Names:
-            made = await create_journals(transport, name, partitions, options)
+            made = await create_journals(
+                transport, name, partitions, options, continues=continues, force=force
+            )
             return [change.name for change in made]
 
         return await self._call(work)
@@ -159,8 +186,9 @@ class Journals:
     def delete(self, selector: str | Iterable[str]) -> Names:
         """Delete journals. Fragments that are stored stay in their stores.
 
-        A new journal of the same name has these fragments, and takes appends after ``gazctl
-        journals reset-head``. Content that brokers have not stored yet is lost.
+        A new journal of the same name has these fragments, and is created with ``continues=True``;
+        `gazctl journals delete --with-fragments` removes them, too. Content that brokers have not
+        stored yet is lost.
 
         Args:
             selector: label selector, name of a journal, or several names.
@@ -231,7 +259,21 @@ class Journals:
 
 
 def _selection(selector: str | Iterable[str]) -> str | Sequence[str]:
-    return selector if isinstance(selector, str) else sorted(set(selector))
+    """Return a selector, or the sorted names of journals.
+
+    Raises:
+        ValidationError: it is neither.
+    """
+    if isinstance(selector, str):
+        return selector
+    names = list(selector) if isinstance(selector, Iterable) else [selector]
+    for name in names:
+        if not isinstance(name, str):
+            raise ValidationError(
+                f"{name!r} is no journal: give a label selector, such as 'topic=rides', a name, or"
+                " several names"
+            )
+    return sorted(set(names))
 
 
 async def _select(
@@ -239,8 +281,8 @@ async def _select(
 ) -> Sequence[pb.ListResponse.Journal]:
     """Return the journals that a selector, a name or several names select.
 
-    A bare word with a slash may be a name, or the selector of a label's existence. It is a name if
-    such a journal exists.
+    A bare word may be a name, or the selector of a label's existence. It is a name if such a
+    journal exists.
 
     Args:
         transport: how to reach the cluster.
@@ -251,11 +293,11 @@ async def _select(
         JournalNotFoundError: a name does not exist.
     """
     if isinstance(wanted, str):
-        is_word = "/" in wanted and not any(operator in wanted for operator in "=!, ()")
+        is_word = bool(wanted) and not any(operator in wanted for operator in "=!, ()")
         if is_word and (named := await list_named(transport, [wanted])):
             return list(named.values())
         matching = (await list_journals(transport, wanted)).journals
-        if is_word and requires_name and not matching:
+        if is_word and "/" in wanted and requires_name and not matching:
             raise JournalNotFoundError(journal=wanted)
         return matching
     found = await list_named(transport, wanted)

@@ -19,6 +19,7 @@ from gazette_sdk.errors import (
     UnauthenticatedError,
     ValidationError,
 )
+from gazette_sdk.journals.heads import begin_journals
 from gazette_sdk.journals.journal import (
     JSON_LINES,
     JournalOptions,
@@ -28,7 +29,7 @@ from gazette_sdk.journals.journal import (
     differences,
 )
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.journal_spec import validate_journal_spec
+from gazette_sdk.protocol.journal_spec import REPLICATION, validate_journal_spec
 from gazette_sdk.protocol.journalspace import shared_prefix
 from gazette_sdk.protocol.labels import CONTENT_TYPE, NAME, PREFIX, add, journal_selector
 from gazette_sdk.protocol.names import validate_journal
@@ -324,15 +325,23 @@ def partition_names(name: str, partitions: int) -> list[str]:
             f"{name}: {partitions} partitions; use 1 to {PARTITIONS_MAX}, or 0 for one journal of "
             "exactly this name"
         )
+    if not isinstance(name, str):
+        raise ValidationError(f"the name of a topic is a text, such as 'rides', and not {name!r}")
     names = [f"{name}/part-{index:03}" for index in range(partitions)] or [name]
     validate_journal(names[-1], "Name")  # the longest
     return names
 
 
 async def create_journals(
-    transport: Transport, name: str, partitions: int, options: JournalOptions
+    transport: Transport,
+    name: str,
+    partitions: int,
+    options: JournalOptions,
+    *,
+    continues: bool = False,
+    force: bool = False,
 ) -> list[AppliedChange]:
-    """Create the partitions of a topic that do not exist.
+    """Create the partitions of a topic that do not exist, and wait until they are served.
 
     Args:
         transport: how to reach the cluster.
@@ -340,12 +349,15 @@ async def create_journals(
         partitions: number of partitions; 0 for one journal of exactly this name.
         options: values of the journals. New partitions of an existing topic take the others from
             its first partition.
+        continues: True to let them continue after fragments of earlier journals of their names.
+        force: True to create them with more replicas than there are brokers.
 
     Returns:
         The outcome of each partition, in order.
 
     Raises:
-        JournalExistsError: a partition exists, and a given value differs.
+        JournalExistsError: a partition exists, and a given value differs; or the store has
+            fragments of an earlier one.
         ConfigurationError: there is no default store, or a value cannot be used.
         ValidationError: a name or a value breaks a rule of specs.
         GazetteError: a call failed.
@@ -362,6 +374,8 @@ async def create_journals(
             brokers = await count_brokers(transport, names[0])
             base = await _base_spec(transport, existing, given, brokers)
             changes = [_creation(each, base, given) for each in names if each not in existing]
+            if not force:
+                _refuse_replication(given.get("replication"), brokers)
             await apply_in_transactions(transport, changes)
             specs |= {change.upsert.name: change.upsert for change in changes}
             if not existing and given.get("replication") is None:
@@ -372,7 +386,29 @@ async def create_journals(
             for each in names
         ]
 
-    return await retried(create)
+    made = await retried(create)
+    journals = [change.name for change in made if continues or change.outcome == "created"]
+    await begin_journals(transport, journals, continues=continues)
+    return made
+
+
+def _refuse_replication(replication: int | None, brokers: int) -> None:
+    """Refuse more replicas than there are brokers, of a number that may be.
+
+    Args:
+        replication: as given; ``None`` for the default.
+        brokers: number of brokers that take journals; 0 if it is unknown.
+
+    Raises:
+        ConfigurationError: it is more.
+    """
+    if replication is not None and REPLICATION[1] >= replication > brokers > 0:
+        many = "brokers take" if brokers > 1 else "broker takes"
+        raise ConfigurationError(
+            f"replication={replication}, and {brokers} {many} journals: appends would be refused; "
+            "start more brokers, lower it, or create the journals nevertheless with force=True "
+            "(--force)"
+        )
 
 
 def _with_default_labels(name: str, options: JournalOptions) -> JournalOptions:

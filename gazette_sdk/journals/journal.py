@@ -148,17 +148,22 @@ def check_options(options: Mapping[str, Any]) -> None:
     Raises:
         TypeError: an option is unknown.
         ConfigurationError: a value cannot be used.
+        ValidationError: a value has the wrong type or range.
     """
     unknown = sorted(options.keys() - JournalOptions.__annotations__.keys())
     if unknown:
         known = ", ".join(JournalOptions.__annotations__)
         raise TypeError(f"unknown option {unknown[0]!r}; journals have {known}")
+    labels = options.get("labels")
+    if labels is not None and not isinstance(labels, Mapping):
+        raise ValidationError(
+            f"labels={labels!r} cannot be used: give values by label name, such as {{'team': 'a'}}"
+        )
+    apply_options(pb.JournalSpec(), cast("JournalOptions", options))
     if options.get("content_type") is not None and CONTENT_TYPE in (options.get("labels") or {}):
         raise ConfigurationError(
             f"both content_type= and labels= give the label {CONTENT_TYPE!r}; leave one out"
         )
-    if options.get("codec") is not None:
-        _codec(options["codec"])
 
 
 def apply_options(spec: pb.JournalSpec, options: JournalOptions) -> None:
@@ -235,7 +240,7 @@ def _set_option(spec: pb.JournalSpec, name: str, value: Any) -> None:
 
 
 def _codec(name: str) -> pb.CompressionCodec:
-    known = name.lower().replace("-", "_")
+    known = str(name).lower().replace("-", "_")
     known = "zstandard" if known == "zstd" else known
     if known not in CODEC_NAMES:
         raise ConfigurationError(f"codec {name!r} is not one of {', '.join(CODEC_NAMES)}")

@@ -29,7 +29,7 @@ from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.kinds import CsvRecord, JsonMessage
 from gazette_sdk.message.publisher import Publisher
-from gazette_sdk.message.reader import Reader
+from gazette_sdk.message.reader import Lag, Reader
 from gazette_sdk.message.receipt import BatchReceipt, Receipt
 from gazette_sdk.message.sender import AckIntents
 from gazette_sdk.message.transaction import (
@@ -50,6 +50,7 @@ __all__ = [
     "CsvRecord",
     "Envelope",
     "JsonMessage",
+    "Lag",
     "PreparedTransaction",
     "Publisher",
     "Reader",

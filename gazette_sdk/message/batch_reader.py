@@ -17,11 +17,15 @@ from __future__ import annotations
 import abc
 import asyncio
 import logging
+import math
 import os
+import sys
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from itertools import repeat
 from typing import Generic, Literal, TypeAlias, TypeVar, cast
 
@@ -40,7 +44,7 @@ from gazette_sdk.errors import (
     ValidationError,
 )
 from gazette_sdk.framing import Cut, Cutter, Frames, Framing, framing_for
-from gazette_sdk.framing.registry import NO_FRAMING_REMEDY
+from gazette_sdk.framing.base import NO_FRAMING_REMEDY
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.delivery import HORIZON_S, Batch, Delivery, Select
 from gazette_sdk.message.envelope import Envelope
@@ -152,6 +156,11 @@ _SHORT_MAX = 8
 A reader at the write head mostly finds one."""
 
 
+AFTER_BAD_COUNT = 64
+"""Frames that are decoded after a bad one; twice as many after these, and so on. To decode all
+that is left in vain, for each bad one, would take milliseconds."""
+
+
 class ContentDecoder(abc.ABC, Generic[T]):
     """Decoder of one journal's content, which arrives in chunks of any size.
 
@@ -180,6 +189,8 @@ class ContentDecoder(abc.ABC, Generic[T]):
         # Frames after a bad one, and the error after all frames.
         self._rest: Cut | None = None
         self._behind: FramingError | None = None
+        # Frames to decode next: few after a bad one, as others may follow it.
+        self._count_max = sys.maxsize
 
     @abc.abstractmethod
     def decode(self, cut: Cut) -> tuple[Run[T], Exception | None]:
@@ -194,12 +205,18 @@ class ContentDecoder(abc.ABC, Generic[T]):
 
         Returns:
             All messages that became whole, and the error after them, if any: then :attr:`offset`
-            is after the content that the error is about, and ``feed()`` continues there.
+            is after the content that the error is about, and ``feed()`` continues there. After an
+            error it may return some of the messages, while :attr:`has_more`.
         """
-        if self._rest is not None or self._behind is not None:
+        if self.has_more:
             assert not any(pieces), "what stands behind an error comes first"
             return self._selected(*self._decode_rest())
         return self._selected(*self._decode_cut(self._cutter.feed(*pieces)))
+
+    @property
+    def has_more(self) -> bool:
+        """True if content that was fed is not decoded yet."""
+        return self._rest is not None or self._behind is not None
 
     def finish(self) -> tuple[Run[T], FramingError | None]:
         """Decode the last content, after which the journal has no more for now.
@@ -248,9 +265,10 @@ class ContentDecoder(abc.ABC, Generic[T]):
 
     def _decode_rest(self) -> tuple[Run[T], FramingError | None]:
         """Decode the frames that are left up to the first bad one, or the error after them."""
-        cut, self._rest = self._rest, None
+        whole, self._rest = self._rest, None
         run = self._empty
-        if cut is not None:
+        if whole is not None:
+            cut, self._rest = _divided(whole, self._count_max)
             try:
                 run, cause = self.decode(cut)
             except BaseException as error:  # of code of the framing, or of the class
@@ -259,10 +277,13 @@ class ContentDecoder(abc.ABC, Generic[T]):
             if cause is not None:
                 frames, bad = cut.frames, len(run)
                 self.offset = cut.offset + int(frames.ends[bad])
-                if bad + 1 < len(frames):
-                    rest = Frames(frames.begins[bad + 1 :], frames.ends[bad + 1 :], 0)
-                    self._rest = Cut(cut.buffer, rest, cut.offset)
+                self._count_max = AFTER_BAD_COUNT
+                self._rest = _divided(whole, bad + 1)[1]
                 return run, self._undecodable(cut, bad, cause)
+            self._count_max = min(2 * self._count_max, sys.maxsize)
+            if self._rest is not None:
+                self.offset = cut.offset + int(cut.frames.ends[-1])
+                return run, None
         self.offset = self._cutter.offset
         behind, self._behind = self._behind, None
         return run, behind
@@ -307,7 +328,7 @@ def _in_one_line(cause: Exception) -> str:
     return "; ".join(filter(None, lines)) or type(cause).__name__
 
 
-_REMEDY = "mend its writer, and read with on_error='skip' or from an offset behind it"
+_REMEDY = "mend its writer, or pass over it with on_error='skip'"
 
 
 class JournalDecoder(ContentDecoder[Envelope[M]]):
@@ -424,6 +445,16 @@ OnError: TypeAlias = Literal["raise", "skip"] | Callable[[GazetteError], object]
 a call of a function with the error, which may raise."""
 
 
+def _divided(cut: Cut, count: int) -> tuple[Cut, Cut | None]:
+    """Return the first frames of a cut, and the others, if there are any."""
+    frames = cut.frames
+    if len(frames) <= count:
+        return cut, None
+    first = Frames(frames.begins[:count], frames.ends[:count], 0)
+    others = Frames(frames.begins[count:], frames.ends[count:], 0)
+    return replace(cut, frames=first), replace(cut, frames=others)
+
+
 class BatchReader(Generic[T]):
     """Reader of batches, for plain code and for coroutines, also in turns.
 
@@ -463,7 +494,8 @@ class BatchReader(Generic[T]):
         self._decoders: dict[str, ContentDecoder[T]] = {}
         self._opened: dict[str, Opened] = {}
         # An error after everything that was delivered of a journal.
-        self._pending: tuple[str, ContentDecoder[T], FramingError] | None = None
+        # A journal with content that is not decoded yet, and the error before that.
+        self._pending: tuple[str, ContentDecoder[T], FramingError | None] | None = None
         self._failure: Exception | None = None
         self._fetcher: Fetcher | None = None
         self._replay: ContentQueue | None = None
@@ -545,11 +577,11 @@ class BatchReader(Generic[T]):
 
     # -------------------------------------------------------------------- next
 
-    def next_batch(self) -> Batch[T] | None:
-        """Return the next batch; blocks until there is one.
+    def next_batch(self, until: float = math.inf) -> Batch[T] | None:
+        """Return the next batch; blocks until there is one, or until a monotonic time.
 
         Returns:
-            None at the end: the next call looks for more.
+            None at the end: the next call looks for more. And if none has come in time.
 
         Raises:
             GazetteError: reading failed. Every later call raises the same error.
@@ -559,21 +591,29 @@ class BatchReader(Generic[T]):
             return None
         while (batch := self.ready_batch()) is None and not self._is_closed:
             queue = self._replay or fetcher.queue
-            queue.wait()
+            if not queue.wait(until):
+                break
             if self._accept(queue):
                 if fetcher.owns_transport:
                     fetcher.close()
                 break
         return batch
 
-    async def next_batch_async(self) -> Batch[T] | None:
+    async def next_batch_async(self, until: float = math.inf) -> Batch[T] | None:
         """Return the next batch as :meth:`next_batch`, in a coroutine of any loop."""
         fetcher = self._current(blocks=False)
         if fetcher is None:
             return None
         while (batch := self.ready_batch()) is None and not self._is_closed:
             queue = self._replay or fetcher.queue
-            await queue.wait_async()
+            if until == math.inf:
+                await queue.wait_async()
+            else:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(until - time.monotonic()):
+                        await queue.wait_async()
+                if queue.is_empty:
+                    break
             if self._accept(queue):
                 if fetcher.owns_transport:
                     await fetcher.aclose()
@@ -632,7 +672,7 @@ class BatchReader(Generic[T]):
                     continue
                 if self._replay is not None or self._pending is None:
                     return None
-                self._skip_pending(*self._pending)
+                self._feed_pending(*self._pending)
             except Exception as error:
                 self._failure = error
                 raise
@@ -700,13 +740,16 @@ class BatchReader(Generic[T]):
             return None
         return self.begin(blocks=blocks)
 
-    def _skip_pending(self, journal: str, decoder: ContentDecoder[T], error: FramingError) -> None:
-        """Raise or skip the error after everything that was delivered."""
-        self._raise_or_skip(error)
-        self._pending = None
-        if isinstance(error, TornFrameError) and decoder.offset == error.offset:
-            return  # at the end of content: the rest of the frame may be appended yet
-        self._delivery.passed(journal, decoder.offset)
+    def _feed_pending(
+        self, journal: str, decoder: ContentDecoder[T], error: FramingError | None
+    ) -> None:
+        """Raise or skip the error after everything that was delivered, and decode the rest."""
+        if error is not None:
+            self._raise_or_skip(error)
+            self._pending = None
+            if isinstance(error, TornFrameError) and decoder.offset == error.offset:
+                return  # at the end of content: the rest of the frame may be appended yet
+            self._delivery.passed(journal, decoder.offset)
         self._feed(journal, decoder)
 
     def _raise_or_skip(self, error: FramingError) -> None:
@@ -759,7 +802,8 @@ class BatchReader(Generic[T]):
     def _feed(self, journal: str, decoder: ContentDecoder[T], *pieces: bytes) -> None:
         found, error = decoder.feed(*pieces)
         self._delivery.add(found)
-        self._pending = None if error is None else (journal, decoder, error)
+        has_more = error is not None or decoder.has_more
+        self._pending = (journal, decoder, error) if has_more else None
 
     def _open(self, item: Opened) -> None:
         before = self._opened.get(item.journal)
@@ -819,7 +863,7 @@ class BatchReader(Generic[T]):
         if isinstance(item, FetchedContent):
             found, error = decoder.feed(*item.pieces)
             self._delivery.add_replayed(found)
-            while error is not None:
+            while error is not None or decoder.has_more:
                 self._raise_replayed(error)
                 found, error = decoder.feed()
                 self._delivery.add_replayed(found)

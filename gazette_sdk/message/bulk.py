@@ -27,7 +27,6 @@ from gazette_sdk.errors import (
     ValidationError,
 )
 from gazette_sdk.framing import JsonLines
-from gazette_sdk.message.kinds import validator_of
 from gazette_sdk.message.kinds.base import Spliced
 from gazette_sdk.message.kinds.json import KEY, own_uuid
 from gazette_sdk.message.mapping import Direct, SelectorMapping, check_mapping, checked_journal
@@ -109,10 +108,12 @@ def rows_of(table: pa.Table, begin: int, count: int) -> Rows:
     Raises:
         ValidationError: a column has a value that no Python object is for, or JSON cannot hold.
     """
+    from gazette_sdk.message.columns.schema import is_finite  # noqa: PLC0415 - imports pyarrow
+
     part = table.slice(begin, count)
     columns: dict[str, list[Any]] = {}
     for name in part.column_names:
-        if not _is_finite(part.column(name)):
+        if not is_finite(part.column(name)):
             raise ValidationError(
                 f"column {name!r} has NaN or an infinite number, which JSON cannot hold; write null"
                 " in its place, or cast the column to string",
@@ -167,38 +168,6 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
     if "map<" in str(kind):
         return [_with_objects(value, kind) for value in values]
     return values
-
-
-def _is_finite(column: pa.ChunkedArray) -> bool:
-    """Return True if a column holds no NaN and no infinite number, at any depth."""
-    return not _holds_floats(column.type) or all(map(_is_finite_array, column.chunks))
-
-
-def _holds_floats(kind: pa.DataType) -> bool:
-    import pyarrow as pa  # noqa: PLC0415 - only where columns are given
-
-    if pa.types.is_dictionary(kind):
-        return _holds_floats(kind.value_type)
-    parts = (kind.field(at).type for at in range(kind.num_fields))
-    return bool(pa.types.is_floating(kind)) or any(map(_holds_floats, parts))
-
-
-def _is_finite_array(array: pa.Array) -> bool:
-    import pyarrow as pa  # noqa: PLC0415 - only where columns are given
-
-    kind = array.type
-    if not _holds_floats(kind):
-        return True
-    if pa.types.is_floating(kind):
-        return bool(np.isfinite(array.drop_null().to_numpy()).all())
-    if pa.types.is_dictionary(kind):
-        return _is_finite_array(array.dictionary_decode())
-    if pa.types.is_struct(kind):
-        return all(map(_is_finite_array, array.flatten()))
-    if pa.types.is_map(kind):
-        begin, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
-        return all(_is_finite_array(each[begin:end]) for each in (array.keys, array.items))
-    return _is_finite_array(array.flatten())
 
 
 def _with_objects(value: Any, kind: pa.DataType) -> Any:
@@ -316,7 +285,7 @@ class _Batch:
         for begin in range(0, self.count, SLICE_COUNT):
             messages = self._load(begin)
             try:
-                _validate(messages)
+                _validate(self._sender, messages)
                 routed = _route(self._sender, messages, self._mapping)
             except MappingError as error:
                 raise self._located(error, begin, messages) from error
@@ -413,9 +382,9 @@ def _located(error: UserCodeError, begin: int) -> UserCodeError:
     return UserCodeError(f"message {index} of the batch: {error}", error=error.error, index=index)
 
 
-def _validate(messages: Sequence[Any]) -> None:
+def _validate(sender: Sender, messages: Sequence[Any]) -> None:
     types: set[type[Any]] = set(map(type, messages))
-    validators = {each: validator_of(each) for each in types}
+    validators = {each: sender.validator(each, messages) for each in types}
     if len(types) == 1:
         [validate] = validators.values()
         if validate is not None:

@@ -16,7 +16,9 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -227,15 +229,21 @@ class ContentQueue:
         """True if :meth:`pop` has nothing to remove."""
         return not self._items
 
-    def wait(self) -> None:
-        """Block until the queue has an item."""
+    def wait(self, until: float = math.inf) -> bool:
+        """Block until the queue has an item. Return False if it has none at a monotonic time."""
         while not self._items:
             gate = threading.Lock()
             gate.acquire()
             self._gate = gate
             if self._items:  # put before the gate was set
-                return
-            gate.acquire()
+                return True
+            if until == math.inf:
+                gate.acquire()
+                continue
+            left_s = until - time.monotonic()
+            if not gate.acquire(timeout=min(max(left_s, 0.0), threading.TIMEOUT_MAX)):
+                return bool(self._items)
+        return True
 
     async def wait_async(self) -> None:
         """Wait until the queue has an item. Other coroutines run at least once meanwhile."""
@@ -497,7 +505,7 @@ def plan_of(
         ConfigurationError: they do not go together, or are not known.
         ValidationError: the selector, or the name, is malformed.
     """
-    _check_types(selector, name, offsets)
+    _check_types(selector, name, offsets, end_offsets)
     if (selector is None) == (name is None):
         raise ConfigurationError(
             "a Reader takes either a selector or a name: give one, such as Reader(dict, 'topic=t')"
@@ -542,7 +550,7 @@ def plan_of(
     return Plan(wanted, names, text, block, begin, by_journal, ends, since, on_missing=on_missing)
 
 
-def _check_types(selector: object, name: object, offsets: object) -> None:
+def _check_types(selector: object, name: object, offsets: object, end_offsets: object) -> None:
     """Refuse arguments of other types, which are likely to stand in each other's places.
 
     Raises:
@@ -558,6 +566,10 @@ def _check_types(selector: object, name: object, offsets: object) -> None:
         raise ConfigurationError(
             f"offsets={offsets!r}: use 'begin', 'end', a mapping from journals to offsets, or a"
             " datetime"
+        )
+    if end_offsets is not None and not isinstance(end_offsets, Mapping):
+        raise ConfigurationError(
+            f"end_offsets={end_offsets!r}: use a mapping from journals to offsets"
         )
 
 

@@ -10,7 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from gazette_sdk.errors import BackPressureError, ConfigurationError, GazetteError, MappingError
+from gazette_sdk.errors import (
+    BackPressureError,
+    ConfigurationError,
+    GazetteError,
+    MappingError,
+    check_number,
+)
 from gazette_sdk.message.bulk import publish_batch
 from gazette_sdk.message.mapping import Mapping as JournalMapping
 from gazette_sdk.message.mapping import SelectorMapping, check_mapping
@@ -87,6 +93,10 @@ class Publisher:
             waited for. It may be written nevertheless. None tries without end.
         mapping_timeout_s: bound of a wait for the first listing of journals, in seconds; the
             delivery time-out if that is shorter.
+        validate: read what is written of a message, by its class, before it is published: False
+            of none, True of each; None of the first message of a class. A class may refuse what
+            was written of its own messages: NaN is written as null, nothing checks the values of
+            dataclasses when they are made, and pydantic may write names that it does not read.
     """
 
     def __init__(
@@ -99,16 +109,20 @@ class Publisher:
         when_full: Literal["block", "raise"] = "block",
         delivery_timeout_s: float | None = DELIVERY_TIMEOUT_S,
         mapping_timeout_s: float = MAPPING_TIMEOUT_S,
+        validate: bool | None = None,
     ) -> None:
         if mapping is not None:
             check_mapping(mapping)
         check_transport(transport)
         if when_full not in {"block", "raise"}:
             raise ConfigurationError(f"when_full={when_full!r}: use 'block' or 'raise'")
-        if delivery_timeout_s is not None and delivery_timeout_s <= 0:
+        check_number("pending_bytes_max", pending_bytes_max, is_whole=True)
+        check_number("mapping_timeout_s", mapping_timeout_s)
+        if delivery_timeout_s is not None:
+            check_number("delivery_timeout_s", delivery_timeout_s)
+        if delivery_timeout_s == 0:
             raise ConfigurationError(
-                f"delivery_timeout_s={delivery_timeout_s!r}: use seconds above 0, or None to try"
-                " without end"
+                "delivery_timeout_s=0: use seconds above 0, or None to try without end"
             )
         self._mapping = mapping
         self._sender = Sender(
@@ -119,6 +133,7 @@ class Publisher:
             blocks=when_full == "block",
             delivery_timeout_s=delivery_timeout_s,
             mapping_timeout_s=min(mapping_timeout_s, delivery_timeout_s or mapping_timeout_s),
+            validates=validate,
         )
 
     @property
@@ -136,7 +151,8 @@ class Publisher:
             mapping: instead of the publisher's own.
 
         Raises:
-            ValidationError: the message's class can carry no UUID, or it cannot be encoded.
+            ValidationError: the message's class can carry no UUID, or it cannot be encoded, or its
+                class could not read it.
             ConfigurationError: ``mapping`` is no mapping.
             MappingError: it maps to no journal.
             FramingError: the journal's content type has no framing.

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+import time
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Iterator,
+    Mapping,
+)
 from functools import partial
+from itertools import islice
 from operator import length_hint
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from gazette_sdk.contexts import AsyncClosable, Closable
-from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.errors import (
+    ConfigurationError,
+    DeadlineExceededError,
+    JournalNotFoundError,
+    SuspendedError,
+    check_number,
+    needs_extra,
+)
 from gazette_sdk.message.batch_reader import (
     BatchReader,
     ContentDecoder,
@@ -27,11 +42,14 @@ from gazette_sdk.message.delivery import (
     chosen,
 )
 from gazette_sdk.message.envelope import Envelope
-from gazette_sdk.message.fetcher import Offsets, OnMissing, Opened, plan_of
-from gazette_sdk.message.kinds import validator_of
+from gazette_sdk.message.fetcher import Offsets, OnMissing, Opened, plan_of, reading_loop
+from gazette_sdk.message.kinds import known_kind
 from gazette_sdk.message.sequencer import Sequencer
 from gazette_sdk.message.uuid import clock_of_time
 from gazette_sdk.transport.base import Transport, check_transport
+from gazette_sdk.transport.connect import connect
+from gazette_sdk.transport.journal_reader import read_metadata
+from gazette_sdk.transport.loop import for_each, on_loop, run
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,8 +68,28 @@ RING_SIZE = 8192
 
 _ListIterator: type[Iterator[Any]] = type(iter([]))
 
+POLL_LIMIT = 500
+"""Default limit of the messages of a poll."""
+
 BATCH_ROWS = 1 << 16
 """Default limit of the rows of a record batch."""
+
+
+LAG_TIMEOUT_S = 5.0
+"""Default time limit of a question for the lag, in seconds."""
+
+
+class Lag(NamedTuple):
+    """Messages that a reader has not taken of a journal.
+
+    Attributes:
+        bytes: number of bytes from the reader's position to the write head.
+        seconds: time since the first message of them was published; 0 where there is none, None if
+            it has no UUID.
+    """
+
+    bytes: int
+    seconds: float | None
 
 
 class Reader(Closable, AsyncClosable, Generic[M]):
@@ -67,6 +105,8 @@ class Reader(Closable, AsyncClosable, Generic[M]):
     interrupt, another iteration, plain or asynchronous, continues where it stopped. Several threads
     with a ``for`` loop each, or several tasks of one event loop, share the messages: each goes to
     one of them. One iterator is of one thread or task at a time; another one gets an error.
+    :meth:`poll` and :meth:`apoll` wait no longer than a time limit. So does
+    ``asyncio.wait_for(anext(iterator), 1)``, which does not end the iteration.
 
     Each message is delivered once, when it is committed. Duplicates of a producer's retries are
     dropped. Messages of a transaction are delivered when it is acknowledged, those of one journal
@@ -139,6 +179,7 @@ class Reader(Closable, AsyncClosable, Generic[M]):
         ring_size: int = RING_SIZE,
     ) -> None:
         _check(isolation, checkpoint, on_error, acknowledgements=acknowledgements)
+        check_number("ring_size", ring_size, is_whole=True)
         check_transport(transport)
         self._type = message_type
         restored = (
@@ -156,7 +197,7 @@ class Reader(Closable, AsyncClosable, Generic[M]):
         self._transport = transport
         self._is_committed = isolation == "committed"
         # Refuses a class that is no message, before any read.
-        validator_of(message_type, needs_uuid=self._parses_uuids)
+        known_kind(message_type, needs_uuid=self._parses_uuids)
         self._acknowledgements = acknowledgements
         self._on_error = on_error
         self._ring_size = ring_size
@@ -237,6 +278,79 @@ class Reader(Closable, AsyncClosable, Generic[M]):
             return self._columns.checkpoint(horizon_s=horizon_s)
         return self._batches.checkpoint(length_hint(self._left), horizon_s=horizon_s)
 
+    def lag(self, timeout_s: float = LAG_TIMEOUT_S) -> dict[str, Lag]:
+        """Ask brokers how much the reader has not taken yet, by journal.
+
+        For dashboards: it costs a call for each journal, and another one where there is a lag. Of a
+        committed reader, open transactions are a part of it.
+
+        Args:
+            timeout_s: time limit, in seconds.
+
+        Returns:
+            For each journal of :attr:`offsets`, the :class:`~gazette_sdk.message.Lag`: bytes up
+            to the write head, and seconds since the first message of them was published.
+
+        Raises:
+            DeadlineExceededError: brokers did not answer in time.
+            GazetteError: a call failed.
+        """
+        transport = connect() if self._transport is None else self._transport
+        return run(self._lag(transport, timeout_s), loop=reading_loop(transport, blocks=True))
+
+    async def alag(self, timeout_s: float = LAG_TIMEOUT_S) -> dict[str, Lag]:
+        """Ask brokers as :meth:`lag`, in a coroutine."""
+        transport = connect() if self._transport is None else self._transport
+        loop = reading_loop(transport, blocks=False)
+        return await on_loop(loop, self._lag(transport, timeout_s))
+
+    async def _lag(self, transport: Transport, timeout_s: float) -> dict[str, Lag]:
+        offsets = self.offsets
+
+        async def lag(journal: str) -> Lag | None:
+            return await self._lag_of(transport, journal, offsets[journal])
+
+        check_number("timeout_s", timeout_s)
+        try:
+            async with asyncio.timeout(timeout_s):
+                found = await for_each(offsets, lag)
+        except TimeoutError:
+            raise DeadlineExceededError(f"the lag is not known within {timeout_s:g} s") from None
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+        finally:
+            if self._transport is None:
+                await transport.aclose()
+        return {
+            journal: each for journal, each in zip(offsets, found, strict=True) if each is not None
+        }
+
+    async def _lag_of(self, transport: Transport, journal: str, offset: int) -> Lag | None:
+        """Return the lag of one journal; None if it was deleted."""
+        try:
+            head = (await read_metadata(transport, journal, -1)).write_head
+        except SuspendedError:
+            return Lag(0, 0.0)  # brokers have dropped a journal which holds nothing to read
+        except JournalNotFoundError:
+            return None
+        if offset < 0 or offset >= head:
+            return Lag(0, 0.0)
+        first = Reader(
+            self._type,
+            name=journal,
+            offsets={journal: offset},
+            isolation="uncommitted",
+            transport=transport,
+            on_error="skip",
+        )
+        published = None
+        async with first:
+            async for envelope in first:
+                published = envelope.time
+                break
+        age_s = None if published is None else max(time.time() - published.timestamp(), 0.0)
+        return Lag(head - offset, age_s)
+
     # --------------------------------------------------------------- columns
 
     def arrow(
@@ -279,19 +393,14 @@ class Reader(Closable, AsyncClosable, Generic[M]):
                 fields, or one that has no Arrow type; messages were taken from the reader
                 already; or pyarrow is not installed.
         """
-        try:
+        with needs_extra("arrow", "columns"):
             from gazette_sdk.message.columns import batches as record_batches  # noqa: PLC0415 - an extra
             from gazette_sdk.message.columns import decoders  # noqa: PLC0415 - an extra
             from gazette_sdk.message.columns import schema as message_schema  # noqa: PLC0415
-        except ImportError as error:
-            raise ConfigurationError(
-                f"columns need pyarrow ({error}): pip install 'gazette-sdk[arrow]'"
-            ) from error
         if schema is None:
             schema = message_schema.schema_of(self._type)
         wanted = record_batches.checked_schema(schema)
-        if batch_rows < 1:
-            raise ConfigurationError(f"batch_rows={batch_rows}: use at least 1")
+        check_number("batch_rows", batch_rows, 1, is_whole=True)
         if self._columns is not None and self._columns.schema != wanted:
             raise ConfigurationError(
                 "the reader delivers columns of another schema already: make another one"
@@ -345,19 +454,70 @@ class Reader(Closable, AsyncClosable, Generic[M]):
                         return
                     self._left = iter(batch)
 
-    async def __aiter__(self) -> AsyncIterator[Envelope[M]]:
+    def __aiter__(self) -> AsyncIterator[Envelope[M]]:
         self._check_delivers_messages()
         self._batches.begin()
-        while True:
-            left = self._left
-            for envelope in left:
-                yield envelope
-            async with self._batches.taking_async():
-                if self._left is left:
-                    batch = await self._batches.next_batch_async()
-                    if batch is None:
-                        return
-                    self._left = iter(batch)
+        return _Envelopes(self)
+
+    async def _has_next_batch(self) -> bool:
+        """Take the next batch, unless another task has. Return False at the end."""
+        left = self._left
+        async with self._batches.taking_async():
+            if self._left is left:
+                batch = await self._batches.next_batch_async()
+                if batch is None:
+                    return False
+                self._left = iter(batch)
+        return True
+
+    # ------------------------------------------------------------------ poll
+
+    def poll(self, timeout_s: float = 0.0, *, limit: int = POLL_LIMIT) -> list[Envelope[M]]:
+        """Return the next messages: those that are there, or the first that come in time.
+
+        Args:
+            timeout_s: longest wait for the first message, in seconds; 0 returns what is there.
+            limit: number of messages to return at most.
+
+        Returns:
+            The messages, of which the position counts as taken. Empty if none has come; and without
+            ``block`` at once if all journals were read to their write heads: the next call looks
+            for more there.
+
+        Raises:
+            ConfigurationError: an argument cannot be used.
+            GazetteError: as in iteration.
+        """
+        until = self._until(timeout_s, limit)
+        batches = self._batches
+        batches.begin(blocks=True)
+        with batches.taking():
+            while not (found := list(islice(self._left, limit))):
+                batch = batches.next_batch(until)
+                if batch is None:
+                    break
+                self._left = iter(batch)
+        return found
+
+    async def apoll(self, timeout_s: float = 0.0, *, limit: int = POLL_LIMIT) -> list[Envelope[M]]:
+        """Return the next messages as :meth:`poll`, in a coroutine."""
+        until = self._until(timeout_s, limit)
+        batches = self._batches
+        batches.begin()
+        async with batches.taking_async():
+            while not (found := list(islice(self._left, limit))):
+                batch = await batches.next_batch_async(until)
+                if batch is None:
+                    break
+                self._left = iter(batch)
+        return found
+
+    def _until(self, timeout_s: float, limit: int) -> float:
+        """Return the monotonic time at which a poll ends."""
+        self._check_delivers_messages()
+        check_number("timeout_s", timeout_s)
+        check_number("limit", limit, 1, is_whole=True)
+        return time.monotonic() + timeout_s
 
     def _check_delivers_messages(self) -> None:
         if self._columns is not None:
@@ -381,6 +541,32 @@ class Reader(Closable, AsyncClosable, Generic[M]):
         await self._batches.aclose()
         if self._columns is not None:
             await self._columns.aclose()
+
+
+class _Envelopes(AsyncIterator[Envelope[M]]):
+    """Asynchronous iterator over the messages of a reader.
+
+    It is no generator, which a cancelled wait would end, as with ``asyncio.wait_for``.
+
+    Args:
+        reader: the reader.
+    """
+
+    __slots__ = ("_has_ended", "_reader")
+
+    def __init__(self, reader: Reader[M]) -> None:
+        self._reader = reader
+        self._has_ended = False
+
+    async def __anext__(self) -> Envelope[M]:
+        for envelope in self._reader._left:  # noqa: SLF001 - a part of the reader
+            return envelope
+        if not self._has_ended:
+            while await self._reader._has_next_batch():  # noqa: SLF001
+                for envelope in self._reader._left:  # noqa: SLF001 - a part of the reader
+                    return envelope
+            self._has_ended = True
+        raise StopAsyncIteration
 
 
 def _check(

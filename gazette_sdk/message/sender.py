@@ -36,7 +36,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from collections.abc import Mapping as AbstractMapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
@@ -52,9 +52,9 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.errors import DecodeError as DamagedError
 from gazette_sdk.framing import JsonLines, framing_for
-from gazette_sdk.framing.registry import NO_FRAMING_REMEDY
+from gazette_sdk.framing.base import NO_FRAMING_REMEDY
 from gazette_sdk.message.checkpoint import sealed, unsealed
-from gazette_sdk.message.kinds import kind_of, validator_of
+from gazette_sdk.message.kinds import kind_of, known_kind
 from gazette_sdk.message.kinds.base import Kind
 from gazette_sdk.message.mapping import Mapping as JournalMapping
 from gazette_sdk.message.mapping import (
@@ -688,6 +688,19 @@ def ended_error() -> ClosedError:
     return ClosedError("the transaction has ended: begin another with publisher.transaction()")
 
 
+def _both(
+    validate: Callable[[Any], object] | None, check: Callable[[Any], object]
+) -> Callable[[Any], object]:
+    if validate is None:
+        return check
+
+    def both(message: Any) -> None:
+        call(validate, message)
+        check(message)
+
+    return both
+
+
 DOUBT_MAX = 8
 """Journals that an error names at most."""
 
@@ -707,6 +720,7 @@ class Sender:
         blocks: threads wait for room; else they get an error.
         delivery_timeout_s: bound of the time to the acknowledgement; None for none.
         mapping_timeout_s: bound of waits for listings; None for none.
+        validates: messages are checked to be readable: all, none, or, None, the first of a class.
 
     Attributes:
         outboxes: by journal.
@@ -733,7 +747,9 @@ class Sender:
         blocks: bool,
         delivery_timeout_s: float | None,
         mapping_timeout_s: float | None,
+        validates: bool | None = None,
     ) -> None:
+        self._validates = validates
         self.outboxes: dict[str, Outbox] = {}
         self.idle_producers: list[Producer] = []
         self.lock = new_lock()
@@ -774,7 +790,7 @@ class Sender:
         try:
             validate = self._validators[message_type]
         except KeyError:
-            validate = self._validators[message_type] = validator_of(message_type)
+            validate = self.validator(message_type, (message,))
         if validate is not None:
             call(validate, message)
         chosen = self.mapping if mapping is None else mapping
@@ -791,6 +807,30 @@ class Sender:
             return self._add(known, message, sequences)
 
         return self.deferred.add(publish, lambda append: Receipt(append, 0, 0), sequences)
+
+    def validator(
+        self, message_type: type[Any], messages: Sequence[Any]
+    ) -> Callable[[Any], object] | None:
+        """Return the function that refuses messages of a class; None if there is none.
+
+        Args:
+            message_type: the class.
+            messages: some of it among them. If it is new to the publisher, the first is checked.
+
+        Raises:
+            ValidationError: objects of the class cannot hold a UUID, or it cannot read the first.
+        """
+        if message_type in self._validators:
+            return self._validators[message_type]
+        kind = known_kind(message_type)
+        validate = kind.validate
+        if self._validates:
+            validate = _both(validate, kind.check_readable)
+        elif self._validates is None:
+            first = next(each for each in messages if type(each) is message_type)
+            call(kind.check_readable, first)
+        self._validators[message_type] = validate
+        return validate
 
     def _add(  # noqa: C901, PLR0912 - done for every message, without further calls
         self, outbox: Outbox, message: Any, sequences: Sequences | None

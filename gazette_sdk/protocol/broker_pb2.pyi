@@ -432,7 +432,7 @@ class ApplyResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[Status, str]] = ..., header: _Optional[_Union[Header, _Mapping]] = ...) -> None: ...
 
 class FragmentsRequest(_message.Message):
-    __slots__ = ("header", "journal", "begin_mod_time", "end_mod_time", "next_page_token", "page_limit", "signatureTTL", "do_not_proxy", "unstored_only", "do_not_wait", "torn_only")
+    __slots__ = ("header", "journal", "begin_mod_time", "end_mod_time", "next_page_token", "page_limit", "signatureTTL", "do_not_proxy", "unstored_only", "do_not_wait", "torn_only", "list_again")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
     BEGIN_MOD_TIME_FIELD_NUMBER: _ClassVar[int]
@@ -444,6 +444,7 @@ class FragmentsRequest(_message.Message):
     UNSTORED_ONLY_FIELD_NUMBER: _ClassVar[int]
     DO_NOT_WAIT_FIELD_NUMBER: _ClassVar[int]
     TORN_ONLY_FIELD_NUMBER: _ClassVar[int]
+    LIST_AGAIN_FIELD_NUMBER: _ClassVar[int]
     header: Header
     journal: str
     begin_mod_time: int
@@ -455,7 +456,8 @@ class FragmentsRequest(_message.Message):
     unstored_only: bool
     do_not_wait: bool
     torn_only: bool
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., journal: _Optional[str] = ..., begin_mod_time: _Optional[int] = ..., end_mod_time: _Optional[int] = ..., next_page_token: _Optional[int] = ..., page_limit: _Optional[int] = ..., signatureTTL: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., do_not_proxy: _Optional[bool] = ..., unstored_only: _Optional[bool] = ..., do_not_wait: _Optional[bool] = ..., torn_only: _Optional[bool] = ...) -> None: ...
+    list_again: bool
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., journal: _Optional[str] = ..., begin_mod_time: _Optional[int] = ..., end_mod_time: _Optional[int] = ..., next_page_token: _Optional[int] = ..., page_limit: _Optional[int] = ..., signatureTTL: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., do_not_proxy: _Optional[bool] = ..., unstored_only: _Optional[bool] = ..., do_not_wait: _Optional[bool] = ..., torn_only: _Optional[bool] = ..., list_again: _Optional[bool] = ...) -> None: ...
 
 class FragmentsResponse(_message.Message):
     __slots__ = ("status", "header", "fragments", "next_page_token")

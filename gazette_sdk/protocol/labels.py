@@ -29,6 +29,8 @@ from gazette_sdk.protocol.names import (
 
 CONTENT_TYPE = "content-type"
 """Framing of a journal's messages."""
+RECOVERY_LOG = "application/x-gazette-recoverylog"
+"""Content type of the recovery logs of shards."""
 MESSAGE_TYPE = "app.gazette.dev/message-type"
 MESSAGE_SUBTYPE = "app.gazette.dev/message-subtype"
 TAG = "app.gazette.dev/tag"
@@ -37,6 +39,9 @@ MANAGED_BY = "app.gazette.dev/managed-by"
 INSTANCE = "app.gazette.dev/instance"
 REGION = "app.gazette.dev/region"
 
+NEEDED_FROM = "gazette_sdk/needed-from"
+"""Offset of a recovery log before which no recovery reads it: brokers remove what is stored there.
+The consumer sets it."""
 
 NAME = "name"
 """Not a label of specs: selectors match it against the journal's name."""
@@ -44,7 +49,7 @@ PREFIX = "prefix"
 """Not a label of specs: in a List, a directory that the journal's name must begin with."""
 
 SINGLE_VALUE_NAMES = frozenset(
-    {CONTENT_TYPE, INSTANCE, MANAGED_BY, MESSAGE_SUBTYPE, MESSAGE_TYPE, REGION}
+    {CONTENT_TYPE, INSTANCE, MANAGED_BY, MESSAGE_SUBTYPE, MESSAGE_TYPE, NEEDED_FROM, REGION}
 )
 """Names which have at most one value in the label set of a spec."""
 
@@ -114,6 +119,12 @@ def value_of(labels: pb.LabelSet, name: str) -> str:
         if label.name == name:
             return label.value
     return ""
+
+
+def needed_from(labels: pb.LabelSet) -> int:
+    """Return the offset before which no recovery reads a recovery log; 0 if that is not known."""
+    text = value_of(labels, NEEDED_FROM)
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 # -------------------------------------------------------------- set operations

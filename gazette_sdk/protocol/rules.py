@@ -486,8 +486,26 @@ def validate_process_id(process_id: pb.ProcessSpec.ID, path: str = "") -> None:
     Raises:
         ValidationError: under ``Zone`` or ``Suffix``.
     """
-    validate_token(process_id.zone, at(path, "Zone"), *_ZONE_LENGTH_BYTES)
-    validate_token(process_id.suffix, at(path, "Suffix"), *_SUFFIX_LENGTH_BYTES)
+    validate_zone(process_id.zone, at(path, "Zone"))
+    validate_suffix(process_id.suffix, at(path, "Suffix"))
+
+
+def validate_zone(zone: str, path: str = "") -> None:
+    """Check the name of an availability zone.
+
+    Raises:
+        ValidationError: it is none.
+    """
+    validate_token(zone, path, *_ZONE_LENGTH_BYTES)
+
+
+def validate_suffix(suffix: str, path: str = "") -> None:
+    """Check the id of a process within its zone.
+
+    Raises:
+        ValidationError: it is none.
+    """
+    validate_token(suffix, path, *_SUFFIX_LENGTH_BYTES)
 
 
 def validate_process_spec(spec: pb.ProcessSpec, path: str = "") -> None:

@@ -1,7 +1,7 @@
 """Diagnostics under ``/debug/`` (operations section 1).
 
 ============================  ==================================================================
-``/debug/ready``              200 as soon as the process serves; checks nothing else
+``/debug/ready``              200 as soon as the process serves, or 503 and why it is not ready
 ``/debug/metrics``            Prometheus text
 ``/debug/vars``               command line and memory statistics as JSON
 ``/debug/pprof/``             index of: ``tasks``, ``threads`` (``goroutine`` is both),
@@ -219,9 +219,11 @@ class DebugPages:
 
     Attributes:
         authority: verifies the tokens of requests.
+        unready: returns why the process is not ready though it serves; empty text if it is.
     """
 
     def __init__(self, grpc: GrpcServer) -> None:
+        self.unready: Callable[[], str] = str
         self.authority: Authority | AllowAll = AllowAll()
         self._grpc = grpc
         self._pages: dict[str, Callable[[], web.Response]] = {
@@ -246,7 +248,8 @@ class DebugPages:
             UnauthenticatedError: the page requires a token, and the request has none that suffices.
         """
         if target.path == "/debug/ready":
-            return web.Response()
+            reason = self.unready()
+            return text_error(HTTPStatus.SERVICE_UNAVAILABLE, reason) if reason else web.Response()
         page, text = self._pages.get(target.path), self._texts.get(target.path)
         is_profile = target.path == "/debug/pprof/profile"
         if page is None and text is None and not is_profile:

@@ -42,7 +42,7 @@ from gazette_sdk.server.listener import (
     UnknownShare,
     http_refusal,
 )
-from gazette_sdk.server.settings import DebugSettings, ProcessSettings
+from gazette_sdk.server.settings import DebugSettings, ProcessSettings, check_port
 from gazette_sdk.server.splice import Splicer
 from gazette_sdk.server.stream_server import StreamServer
 from gazette_sdk.server.tls import server_context
@@ -271,10 +271,10 @@ class Server:
         self._directory: Path | None = None
         self._splicer: Splicer | None = None
 
-        self._debug_pages = DebugPages(self.grpc)
-        self._debug_http.mount("/debug/", self._debug_pages)
+        self.debug_pages = DebugPages(self.grpc)
+        self._debug_http.mount("/debug/", self.debug_pages)
         if not debug_private:
-            self.http.mount("/debug/", self._debug_pages)
+            self.http.mount("/debug/", self.debug_pages)
         elif not debug_port:
             _log.warning(
                 "diagnostics are unreachable: they are private but have no port of their own; "
@@ -296,7 +296,7 @@ class Server:
         Args:
             authority: verifies the tokens.
         """
-        for part in (self._debug_pages, self.stream, self.grpc, self.http, self._debug_http):
+        for part in (self.debug_pages, self.stream, self.grpc, self.http, self._debug_http):
             part.authority = authority
 
     def bind(self) -> str:
@@ -317,16 +317,11 @@ class Server:
         return self._endpoint
 
     def _bind(self, listener: Listener, port: str, scheme: str) -> str:
+        check_port(port)
         if port.startswith("unix://"):
-            host, slash, path = port.removeprefix("unix://").partition("/")
-            if not slash or not path:
-                raise ConfigurationError(f"{port!r} names no socket; write unix:///path/to/socket")
+            host, _, path = port.removeprefix("unix://").partition("/")
             listener.bind_unix(Path("/" + path))
             return f"unix://{host or self._advertise_host}/{path}"
-        if not port.isascii() or not port.isdigit() or int(port) > 65535:
-            raise ConfigurationError(
-                f"{port!r} is no port: give a number up to 65535, 0 for a free one, or unix:///path"
-            )
         bound = listener.bind(self._host, int(port))
         name = f"[{self._advertise_host}]" if ":" in self._advertise_host else self._advertise_host
         return f"{scheme}://{name}:{self._advertise_port or bound}"

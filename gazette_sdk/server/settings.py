@@ -4,13 +4,67 @@ from __future__ import annotations
 
 import random
 import socket
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import Callable
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.errors import ConfigurationError, GazetteError
 from gazette_sdk.protocol.authorization import check_key_lengths
+from gazette_sdk.protocol.rules import validate_suffix, validate_zone
 from gazette_sdk.server.options import Group, Option, Seconds, Settings
+
+
+def _checked(check: Callable[[str], object]) -> AfterValidator:
+    """Return a validator of an option by a function that raises an error, unless it is empty."""
+
+    def checked(value: str) -> str:
+        try:
+            if value:
+                check(value)
+        except GazetteError as error:
+            raise ValueError(str(error)) from None
+        return value
+
+    return AfterValidator(checked)
+
+
+def check_port(port: str) -> None:
+    """Check a port to serve on.
+
+    Raises:
+        ConfigurationError: it is neither a number nor the URL of a socket.
+    """
+    if port.startswith("unix://"):
+        if not port.removeprefix("unix://").partition("/")[2]:
+            raise ConfigurationError(f"{port!r} names no socket; write unix:///path/to/socket")
+    elif not port.isascii() or not port.isdigit() or int(port) > PORT_MAX:
+        raise ConfigurationError(
+            f"{port!r} is no port: give a number up to {PORT_MAX}, 0 for a free one, or"
+            " unix:///path"
+        )
+
+
+def _check_etcd(address: str) -> None:
+    from gazette_sdk.cluster.etcd_connections import dial_target  # noqa: PLC0415 - it loads gRPC
+
+    for each in address.split(","):
+        dial_target(each.strip())
+
+
+def _check_prefix(prefix: str) -> None:
+    from gazette_sdk.cluster.keyspace import check_root  # noqa: PLC0415 - it loads gRPC
+
+    check_root(prefix)
+
+
+PORT_MAX = 65535
+
+EtcdAddress: TypeAlias = Annotated[str, _checked(_check_etcd)]
+"""Type of options of addresses of Etcd, separated by commas."""
+
+EtcdPrefix: TypeAlias = Annotated[str, _checked(_check_prefix)]
+"""Type of options of prefixes of keys in Etcd."""
 
 
 class LoggingSettings(Settings):
@@ -29,7 +83,9 @@ class DebugSettings(Settings):
     """Port of the diagnostics."""
 
     port: Annotated[
-        str, Option("Port", "Port of the diagnostics, over plain HTTP; empty for none of its own")
+        str,
+        Option("Port", "Port of the diagnostics, over plain HTTP; empty for none of its own"),
+        _checked(check_port),
     ] = ""
     private: Annotated[bool, Option("Private", "Keep the diagnostics off the service port")] = False
 
@@ -38,7 +94,7 @@ class EtcdSettings(Settings):
     """Etcd of a cluster."""
 
     address: Annotated[
-        str,
+        EtcdAddress,
         Option("Address", "Address of Etcd, or several separated by commas; others are learned"),
     ] = "http://localhost:2379"
     cert_file: Annotated[
@@ -58,7 +114,7 @@ class EtcdSettings(Settings):
         Option("LeaseTTL", "Lifetime of this process's lease in Etcd", env="LEASE_TTL"),
         Field(ge=1),
     ] = 20.0
-    prefix: Annotated[str, Option("Prefix", "Prefix of the cluster's keys in Etcd")] = (
+    prefix: Annotated[EtcdPrefix, Option("Prefix", "Prefix of the cluster's keys in Etcd")] = (
         "/gazette/cluster"
     )
 
@@ -87,9 +143,13 @@ class EtcdSettings(Settings):
 class ProcessSettings(Settings):
     """Address and identity of a server process."""
 
-    zone: Annotated[str, Option("Zone", "Availability zone of this process")] = "local"
+    zone: Annotated[
+        str, Option("Zone", "Availability zone of this process"), _checked(validate_zone)
+    ] = "local"
     id: Annotated[
-        str, Option("ID", "Unique id of this process within its zone; empty for a random name")
+        str,
+        Option("ID", "Unique id of this process within its zone; empty for a random name"),
+        _checked(validate_suffix),
     ] = ""
     host: Annotated[
         str,
@@ -100,7 +160,9 @@ class ProcessSettings(Settings):
         ),
     ] = ""
     port: Annotated[
-        str, Option("Port", "Port to serve on, or unix:///path; empty for a random free port")
+        str,
+        Option("Port", "Port to serve on, or unix:///path; empty for a random free port"),
+        _checked(check_port),
     ] = ""
     advertise_port: Annotated[
         int,
@@ -194,6 +256,7 @@ class MemberSettings(ProcessSettings):
             "Base64 keys, separated by spaces or commas: the first signs, all verify; ID:KEY gives "
             "a key an id; the extra key AA== admits requests without a token",
         ),
+        _checked(check_key_lengths),
     ] = ""
     auth_keys_file: Annotated[
         str, Option("AuthKeysFile", "File with the keys instead of AuthKeys")
@@ -218,16 +281,6 @@ class MemberSettings(ProcessSettings):
                     f"leave out {flags}{given}"
                 )
         return self
-
-    @field_validator("auth_keys")
-    @classmethod
-    def _keys_protect(cls, keys: str) -> str:
-        if keys:
-            try:
-                check_key_lengths(keys)
-            except ConfigurationError as error:
-                raise ValueError(str(error)) from None
-        return keys
 
 
 class BrokerSettings(MemberSettings):
@@ -276,6 +329,14 @@ class BrokerSettings(MemberSettings):
     auto_suspend: Annotated[
         bool, Option("AutoSuspend", "Suspend journals whose fragments are all persisted")
     ] = False
+    prune: Annotated[
+        Literal["true", "false", "dry-run"],
+        Option(
+            "Prune",
+            "Remove stored fragments that are older than their journal's retention; dry-run only "
+            "logs them",
+        ),
+    ] = "true"
     spool_dir: Annotated[
         str,
         Option(

@@ -8,7 +8,6 @@
     def totals(txn: shard.Transaction, order: Order) -> None:
         txn.store[order.customer] = txn.store.get(order.customer, 0) + order.cents
 
-- ``workers``: Calls of functions on the worker threads of a process' shards.
 - ``recovery``: Recovery logs: the journals that replicate the local files of a shard's store.
 - ``stores``: Stores: the durable state of a shard's application, committed with its checkpoint.
 - ``application``: Declarations of an application: its messages, store, sources, hooks and

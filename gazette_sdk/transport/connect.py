@@ -78,7 +78,8 @@ def connect(
 
     Args:
         url: ``http(s)://host:port`` or ``unix:///path`` of any broker (``?wire=grpc`` forces the
-            wire), ``embedded:///directory`` of a cluster inside this process, or the URL of a
+            wire), or of several, separated by commas, of which the first that is reached is used;
+            ``embedded:///directory`` of a cluster inside this process, or the URL of a
             fragment store, whose journals are then read without any broker. Without one, that
             of the environment variable ``GAZETTE_ADDRESS``, else ``http://localhost:8080``.
         wire: brokers: protocol, ``"grpc"``, ``"stream"``, or ``"auto"`` for the better one that
@@ -123,6 +124,8 @@ def connect(
         url = os.environ.get(ADDRESS_VARIABLE, "").strip()
         source = ADDRESS_VARIABLE if url else "the default address"
         url = url or DEFAULT_ADDRESS
+    if not isinstance(url, str):
+        raise ConfigurationError(f"{url!r} is no address: give a text, such as {DEFAULT_ADDRESS!r}")
     kind = _kind_of(url, source)
     options: dict[str, dict[str, object]] = {
         "a broker": {
@@ -212,8 +215,10 @@ _DEFAULTS: dict[str, Any] = dict(connect.__kwdefaults__ or {})
 
 def _open_broker(url: str, options: Mapping[str, object]) -> Transport:
     """Open a broker, over the wire that the option or the URL's argument ``wire`` names."""
-    parts = urlsplit(url)
-    arguments = dict(parse_qsl(parts.query, keep_blank_values=True))
+    texts = url.partition("?")[0].split(",")
+    first, *others = [text.strip() for text in texts if text.strip()]
+    parts = urlsplit(first)
+    arguments = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
     wire = options["wire"] or arguments.pop("wire", DEFAULT_WIRE)
     if wire not in _WIRES:
         raise ConfigurationError(f"{url}: wire={wire} is not one of {', '.join(_WIRES)}")
@@ -221,15 +226,27 @@ def _open_broker(url: str, options: Mapping[str, object]) -> Transport:
         raise ConfigurationError(
             f"{url}: unknown argument {next(iter(arguments))!r}; an address takes `wire` only"
         )
+    address = _address_of(url, first)
+    with_scheme = (each if "://" in each else f"{parts.scheme}://{each}" for each in others)
+    further = [_address_of(url, each) for each in with_scheme]
+    taken = {name: value for name, value in options.items() if name != "wire"}
+    try:
+        return _imported(_WIRES[str(wire)])(",".join([address, *further]), **taken)
+    except ValidationError as error:
+        raise ConfigurationError(f"{url} is not the address of a broker: {error}") from error
+
+
+def _address_of(url: str, text: str) -> str:
+    """Return the address of one broker, of a URL that may name several.
+
+    Raises:
+        ConfigurationError: it has a path.
+    """
+    parts = urlsplit(text)
     path = parts.path if parts.scheme == "unix" else parts.path.rstrip("/")
     if path and parts.scheme != "unix":
         raise ConfigurationError(f"{url}: the address of a broker has no path ({parts.path})")
-    address = f"{parts.scheme}://{parts.netloc}{path}"
-    taken = {name: value for name, value in options.items() if name != "wire"}
-    try:
-        return _imported(_WIRES[str(wire)])(address, **taken)
-    except ValidationError as error:
-        raise ConfigurationError(f"{url} is not the address of a broker: {error}") from error
+    return f"{parts.scheme}://{parts.netloc}{path}"
 
 
 _OPENERS: dict[str, Callable[[str, Mapping[str, object]], Transport]] = {
@@ -266,7 +283,8 @@ def _kind_of(url: str, source: str) -> str:
             f"{DEFAULT_ADDRESS})"
         )
     try:
-        _ = urlsplit(url).port
+        for each in url.split(",") if kind == "a broker" else (url,):
+            _ = urlsplit(each.strip() if "://" in each else f"//{each.strip()}").port
     except ValueError as error:
         raise ConfigurationError(f"{source} {url!r} is not a URL: {error}") from error
     return kind

@@ -29,7 +29,7 @@ from gazette_sdk.errors import (
     ValidationError,
 )
 from gazette_sdk.fragment.content import CoverSet, open_fragment
-from gazette_sdk.fragment.listing import list_fragments
+from gazette_sdk.fragment.listing import readable
 from gazette_sdk.fragment.stores import Store, open_store
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import labels
@@ -344,7 +344,7 @@ class FragmentStoreTransport(Transport):
         if known is not None and time.monotonic() - known[0] < age_max_s:
             return known[1]
         begun = time.monotonic()
-        cover = CoverSet(await asyncio.to_thread(list_fragments, self._store, journal))
+        cover = await asyncio.to_thread(readable, self._store, journal)
         self._covers[journal] = (begun, cover)
         self._covers.move_to_end(journal)
         if len(self._covers) > COVERS_MAX:

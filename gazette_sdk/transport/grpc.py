@@ -87,6 +87,10 @@ hang up on clients that ask more often than every five minutes."""
 
 KEEPALIVE_TIMEOUT_S = 20.0
 
+OTHER_WAIT_S = 0.8
+"""The service address is dialled again for so long where something listens that is no broker, or
+has another TLS setting. Where nothing listens, its broker may just be starting."""
+
 FIRST_RECONNECT_S = 0.1
 """Least wait before a lost connection is dialled again; doubles up to the transport's bound."""
 
@@ -313,16 +317,22 @@ class Channels:
         return stubs
 
     async def _connect(self, peer: Peer, stubs: Stubs) -> None:
-        """Wait until the channel is ready, within the bound."""
+        """Wait until the channel is ready, within the bound; for less if its server is another."""
         channel = stubs.channel
         state = channel.get_state(try_to_connect=True)
+        is_other = False
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with asyncio.timeout(self._connect_timeout_s) as bound:
                 while action_for(peer, _HEALTH[state]) is Action.WAIT:
+                    has_failed = state is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+                    if has_failed and not is_other and await _listens(dial(self.address)):
+                        is_other = True
+                        ends_at = asyncio.get_running_loop().time() + OTHER_WAIT_S
+                        bound.reschedule(min(ends_at, bound.when() or ends_at))
                     await self.until_closed(channel.wait_for_state_change(state))
                     state = channel.get_state(try_to_connect=True)
         except TimeoutError:
-            if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            if is_other or state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
                 return  # the call fails at once, with the cause
             raise UnavailableError(
                 f"{self.where(peer)} did not answer within {self._connect_timeout_s:g} s"
@@ -340,6 +350,20 @@ class Channels:
         closing = asyncio.ensure_future(self._stubs.pop(peer).channel.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
+
+
+async def _listens(target: str) -> bool:
+    """Return True if a server of whatever protocol listens at a target of gRPC."""
+    host, _, port = target.rpartition(":")
+    if target.startswith("unix:") or not port.isdigit():
+        return False
+    try:
+        async with asyncio.timeout(OTHER_WAIT_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except OSError:
+        return False
+    writer.close()
+    return True
 
 
 def _closed_error() -> ClosedError:

@@ -34,6 +34,9 @@ from gazette_sdk.transport.wire import ANYWHERE, Target
 NO_ANSWER = (CallCancelledError, DeadlineExceededError, UnavailableError)
 """Errors of a call that no broker answered: none was reached, or it was too late, or stopped."""
 
+LIST_AGAIN_TIMEOUT_S = 30.0
+"""Longest wait for a broker that lists the stores again."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -148,6 +151,32 @@ async def list_all_fragments(
         if token == 0:
             return first
         page.next_page_token = token
+
+
+async def list_stores_again(transport: Transport, journal: pb.ListResponse.Journal) -> None:
+    """Let all brokers of a journal list its stores, since fragments were removed from them.
+
+    One that cannot be asked, or knows no such request, lists them some minutes later anyway.
+
+    Args:
+        transport: how to reach the cluster.
+        journal: the journal, with its route.
+    """
+
+    async def ask(member: pb.ProcessSpec.ID) -> None:
+        request = pb.FragmentsRequest(
+            journal=journal.spec.name, do_not_proxy=True, list_again=True, page_limit=1
+        )
+        try:
+            async with asyncio.timeout(LIST_AGAIN_TIMEOUT_S):
+                await transport.list_fragments(request, Target(route=journal.route, member=member))
+        except (GazetteError, TimeoutError) as error:
+            logger.info(
+                "%s/%s did not list the stores: %s",
+                member.zone, member.suffix, error or "no answer in time",
+            )  # fmt: skip
+
+    await asyncio.gather(*map(ask, journal.route.members))
 
 
 async def store_health(

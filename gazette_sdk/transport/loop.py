@@ -18,7 +18,7 @@ import os
 import threading
 import weakref
 from abc import abstractmethod
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, cast
 
@@ -26,7 +26,11 @@ from gazette_sdk.contexts import Startable
 from gazette_sdk.errors import GazetteError, ReentrantCallError
 from gazette_sdk.user_code import described
 
+S = TypeVar("S")
 T = TypeVar("T")
+
+CALLS_MAX = 64
+"""Default number of concurrent calls, where brokers are called for each journal."""
 
 _log = logging.getLogger(__name__)
 
@@ -294,6 +298,25 @@ async def on_loop(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any
 async def on_sdk_loop(coroutine: Coroutine[Any, Any, T]) -> T:
     """Await a coroutine that belongs to the SDK's loop, from a coroutine of any loop."""
     return await on_loop(sdk_loop(), coroutine)
+
+
+async def for_each(
+    items: Iterable[S], call: Callable[[S], Awaitable[T]], calls_max: int = CALLS_MAX
+) -> list[T]:
+    """Call a coroutine function with each item, and return the results in order.
+
+    Raises:
+        ExceptionGroup: errors of calls. The first one cancels the other calls.
+    """
+    slots = asyncio.Semaphore(calls_max)
+
+    async def limited(item: S) -> T:
+        async with slots:
+            return await call(item)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(limited(item)) for item in items]
+    return [task.result() for task in tasks]
 
 
 def home_loop(fixed: asyncio.AbstractEventLoop | None = None) -> asyncio.AbstractEventLoop:

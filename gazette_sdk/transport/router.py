@@ -254,6 +254,7 @@ class Router:
         zone: the client's own zone; reads prefer brokers in it.
         authorizer: makes tokens; None for none.
         requires_tls: tokens are not sent without TLS, but to brokers on loopback.
+        further_addresses: endpoint URLs to use where the first one is not reached.
 
     Attributes:
         wire: carries the calls.
@@ -270,6 +271,7 @@ class Router:
         zone: str,
         authorizer: Authorizer | None,
         requires_tls: bool,
+        further_addresses: Sequence[str] = (),
     ) -> None:
         self.wire = wire
         self.routes = routes
@@ -279,6 +281,8 @@ class Router:
         self._authorizer = authorizer
         self._requires_tls = requires_tls
         self._service_has_failed = False
+        self._further = [Peer("", "", each) for each in further_addresses]
+        self._unreached: set[Peer] = set()  # of the further addresses, since the service failed
 
     def destination(
         self,
@@ -320,13 +324,43 @@ class Router:
         """Return a broker that routes have named, once the service address has failed.
 
         Any broker proxies what it does not serve. One that fails is forgotten. When none is left,
-        the service address is tried again.
+        a further address is used, and at last the service address is tried again.
         """
         known = self.routes.brokers if self._service_has_failed else ()
-        if not known:
-            self._service_has_failed = False
+        if known:
+            return min(known, key=lambda each: each.zone != self._zone)
+        return self._service_address() or SERVICE
+
+    def _service_address(self) -> Peer | None:
+        """Return the first address of the service that has not failed.
+
+        ``None`` if all have: then each may be tried again.
+        """
+        if not self._service_has_failed:
             return SERVICE
-        return min(known, key=lambda each: each.zone != self._zone)
+        for peer in self._further:
+            if peer not in self._unreached:
+                return peer
+        self._service_has_failed = False
+        self._unreached.clear()
+        return None
+
+    def elsewhere(self, to: Destination) -> Destination | None:
+        """Return the destination of a call that did not reach an address of the service.
+
+        ``None`` if no other address is left, or the call goes to a broker that a route names.
+
+        Raises:
+            ConfigurationError: the other address has no TLS, while the first one has.
+        """
+        if not self._further or to.peer.suffix:
+            return None
+        peer = self._service_address()
+        if peer is None:
+            return None
+        if to.authorization is not None and self._requires_tls and peer != SERVICE:
+            self._check_secrecy(to.journal, peer)
+        return to._replace(peer=peer, where=where(peer, self._address))
 
     def prepare_append(
         self, request: pb.AppendRequest, target: Target = ANYWHERE
@@ -395,6 +429,8 @@ class Router:
         self.wire.unavailable(to.peer)
         if to.peer == SERVICE:
             self._service_has_failed = True
+        elif to.peer in self._further:
+            self._unreached.add(to.peer)
         else:
             self.routes.forget_broker(to.peer)
         return self._forget(to.journal, to.peer, error, target)
@@ -404,11 +440,12 @@ class Router:
     ) -> UnavailableError:
         if journal is not None:
             self.routes.invalidate(journal)
-        if peer != SERVICE or target.member is not None:
+        if peer.suffix or target.member is not None:
             return error
         hint = " (`gazette dev` starts one)" if "//localhost:" in self._address else ""
+        named = " or ".join([self._address, *(each.endpoint for each in self._further)])
         return UnavailableError(
-            f"{error}; check that a broker runs at {self._address}{hint}, or set GAZETTE_ADDRESS "
+            f"{error}; check that a broker runs at {named}{hint}, or set GAZETTE_ADDRESS "
             "to the address of one",
             journal=journal,
         )
@@ -566,7 +603,8 @@ class RoutedTransport(Transport):
 
     Args:
         address: endpoint URL of the service: ``http://host:port``, ``https://host:port`` or
-            ``unix:///path``.
+            ``unix:///path``. Or of several brokers, separated by commas: another one is used where
+            the first is not reached.
         zone: the client's own zone; reads prefer brokers in it.
         cache_size: journals whose routes are remembered; 0 lets brokers proxy every call.
         cache_ttl_s: age in seconds from which a remembered route is not used any more.
@@ -587,7 +625,7 @@ class RoutedTransport(Transport):
             for none. The broker has it, too.
 
     Attributes:
-        address: endpoint URL of the service.
+        address: endpoint URL of the service, the first one.
         routes: remembered routes.
         router: chooses the broker of each call.
         wire: carries its calls.
@@ -615,6 +653,7 @@ class RoutedTransport(Transport):
         read_chunk_bytes: int | None = None,
         call_timeout_s: float = 0.0,
     ) -> None:
+        address, *further_addresses = address.split(",")
         self.address = address
         self.knows_routes = cache_size > 0
         self.wire = self._make_wire(
@@ -640,6 +679,7 @@ class RoutedTransport(Transport):
             zone=zone,
             authorizer=authorizer,
             requires_tls=is_tls(address) and not allow_plaintext_tokens,
+            further_addresses=further_addresses,
         )
 
     @staticmethod
@@ -660,7 +700,7 @@ class RoutedTransport(Transport):
         """See :meth:`Transport.list`. Routes of a listing that ends are remembered."""
         rpc.validate(request)
         to = self.router.destination(_LIST, None, ANYWHERE, request)
-        async with self._wire_of(to, ANYWHERE, is_lasting=True) as wire:
+        async with self._wire_of(to, ANYWHERE, is_lasting=True) as (wire, to):
             starts_snapshot = True
             async with aclosing(wire.list(to, request)) as responses:
                 async for response in responses:
@@ -686,7 +726,7 @@ class RoutedTransport(Transport):
         """See :meth:`Transport.read`."""
         rpc.validate(request)
         to = self.router.destination(_READ, request.journal, target, request)
-        async with self._wire_of(to, target, is_lasting=True) as wire:
+        async with self._wire_of(to, target, is_lasting=True) as (wire, to):
             expected = -1
             async with aclosing(wire.read(to, request)) as items:
                 async for item in items:
@@ -716,8 +756,8 @@ class RoutedTransport(Transport):
         if not isinstance(opening, pb.AppendRequest):
             raise ValidationError("an append begins with the request that names its journal")
         append = self.router.prepare_append(opening, target)
-        async with self._wire_of(append.to, target) as wire:
-            response = await wire.append(append, requests)
+        async with self._wire_of(append.to, target) as (wire, to):
+            response = await wire.append(append._replace(to=to), requests)
         self.router.accept(append, response)
         return response
 
@@ -736,7 +776,7 @@ class RoutedTransport(Transport):
             raise ValidationError("a replication begins with a proposal")
         to = self.router.destination(_REPLICATE, opening.proposal.journal, target, opening)
         async with (
-            self._wire_of(to, target, is_lasting=True) as wire,
+            self._wire_of(to, target, is_lasting=True) as (wire, to),
             aclosing(wire.replicate(to, opening, requests)) as responses,
         ):
             async for response in responses:
@@ -769,7 +809,7 @@ class RoutedTransport(Transport):
     async def _unary(self, call: Rpc, journal: str | None, target: Target, request: Message) -> Any:
         rpc.validate(request)
         to = self.router.destination(call, journal, target, request)
-        async with self._wire_of(to, target) as wire:
+        async with self._wire_of(to, target) as (wire, to):
             response = await wire.unary(to, request)
         rpc.validate(response)
         self.router.newest.compare(response)
@@ -778,9 +818,24 @@ class RoutedTransport(Transport):
     @asynccontextmanager
     async def _wire_of(
         self, to: Destination, target: Target, *, is_lasting: bool = False
-    ) -> AsyncIterator[Wire]:
-        """Choose the wire of a call; forget the route if the call ends as unavailable."""
+    ) -> AsyncIterator[tuple[Wire, Destination]]:
+        """Choose the wire of a call; forget the route if the call ends as unavailable.
+
+        Yields:
+            the wire, and where the call goes: to a further address of the service if the first one
+            is not reached.
+        """
+        reached: Wire | None = None
+        while reached is None:
+            try:
+                reached = await self.wire.choose(to.peer, is_lasting=is_lasting)
+            except UnavailableError as error:
+                failure = self.router.unavailable(to, error, target)
+                again = self.router.elsewhere(to)
+                if again is None:
+                    raise failure from error
+                to = again
         try:
-            yield await self.wire.choose(to.peer, is_lasting=is_lasting)
+            yield reached, to
         except UnavailableError as error:
             raise self.router.unavailable(to, error, target) from error

@@ -311,6 +311,8 @@ def where(peer: Peer, address: str) -> str:
     """
     if peer == SERVICE:
         return address
+    if not peer.suffix:
+        return peer.endpoint  # a further address of the service
     return f"broker {peer.zone}/{peer.suffix} ({peer.endpoint})"
 
 

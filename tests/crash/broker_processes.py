@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from crash.dev_cluster import free_port
 from gazette_sdk.cluster.etcd_server import EtcdServer
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.append.appender import AppendService
 from gazette_sdk.transport.base import Transport
+from support.services import free_port
 
 __all__ = ["BrokerProcesses", "Stalls", "journal_spec", "primary_of"]
 

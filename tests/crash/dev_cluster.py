@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import Self
+
+from support.services import free_port
 
 __all__ = ["DevCluster"]
 
@@ -94,9 +95,3 @@ class DevCluster:
         self._drain.join(timeout_s)
         self._process.stdout.close()
         return status
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]

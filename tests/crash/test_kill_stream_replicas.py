@@ -23,7 +23,6 @@ from pathlib import Path
 import pytest
 
 from crash.appends import History, append_over_http, make_content, read_over_http
-from crash.dev_cluster import free_port
 from crash.pipelines import DEPTH_MAX, SIZES, WEIGHTS, Sequence
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, is_consistent
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -31,6 +30,7 @@ from gazette_sdk.protocol.stream_calls import NOT_RUN
 from gazette_sdk.protocol.stream_frames import CONTENT_BYTES_MAX
 from support.etcd import EtcdFixture, run
 from support.raw_stream import RawStream, append_frames, head_of
+from support.services import free_port
 
 KILLS = int(os.environ.get("GAZETTE_KILLS", "6"))
 BROKERS = ("broker-1", "broker-2", "broker-3")

@@ -21,9 +21,9 @@ from pathlib import Path
 import pytest
 
 from crash.appends import History, append_over_http, make_content
-from crash.dev_cluster import free_port
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, is_consistent
 from support.etcd import EtcdFixture, etcd, etcd_server, run
+from support.services import free_port
 
 __all__ = ["etcd", "etcd_server"]
 

@@ -21,8 +21,8 @@ from typing import Self
 import pytest
 
 from crash.appends import append_over_http, make_content, read_over_http
-from crash.dev_cluster import free_port
 from gazette_sdk.cluster.etcd_server import EtcdServer
+from support.services import free_port
 
 TTL_S = 5
 LIMIT_S = 60.0

@@ -1,4 +1,4 @@
-"""The first hour of a new user: an empty environment, the built wheel, README and the tutorial."""
+"""The first hours of a new user: an empty environment, the built wheel, and the first pages."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ NETWORK = re.compile(r"HOME$|PIP_|SSL_|REQUESTS_|.*_PROXY$", re.IGNORECASE)
 
 README = ROOT / "README.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"
+APPLICATION = ROOT / "docs" / "application.md"
 
 RUN_A_PAGE = """
 import os, sys
@@ -56,10 +57,22 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [wheel] = directory.glob("*.whl")
     run([sys.executable, "-m", "venv", "--without-pip", str(directory / "venv")], directory)
     python = directory / "venv" / "bin" / "python"
-    constraints = str(ROOT / "constraints.txt")
-    wanted = [f"{wheel}[embedded]", "pytest"]
-    run([*pip, "--python", str(python), "install", "-q", "-c", constraints, *wanted], directory)
+    install(python, f"{wheel}[embedded]", "pytest")
     return python.parent
+
+
+@pytest.fixture(scope="module")
+def with_shards(environment: Path) -> Path:
+    """The same one, with what applications need."""
+    [wheel] = environment.parents[1].glob("*.whl")
+    install(environment / "python", f"{wheel}[embedded,shards]")
+    return environment
+
+
+def install(python: Path, *wanted: str) -> None:
+    pip = [sys.executable, "-m", "pip", "--python", str(python)]
+    constraints = str(ROOT / "constraints.txt")
+    run([*pip, "install", "-q", "-c", constraints, *wanted], python.parent)
 
 
 def run(command: list[str], directory: Path, **more: str) -> str:
@@ -128,12 +141,27 @@ def test_the_readme_works_with_nothing_but_the_wheel(environment: Path, tmp_path
 
 @pytest.mark.timeout(INSTALL_TIMEOUT_S)
 def test_the_tutorial_works_with_nothing_but_the_wheel(environment: Path, tmp_path: Path):
+    printed = run_page(TUTORIAL, environment, tmp_path)
+    assert "0 new rides" in printed
+    assert "4 passed" in printed
+
+
+@pytest.mark.timeout(INSTALL_TIMEOUT_S)
+def test_the_second_hour_works_with_the_extra_of_shards(with_shards: Path, tmp_path: Path):
+    printed = run_page(APPLICATION, with_shards, tmp_path)
+    assert '{"customer":"ada","cents":2250}' in printed
+    assert re.search(r"part-000 +FAILED +.* at offset \d+ cannot be decoded as Order", printed)
+    assert '"journal":"orders/part-000"' in printed  # of the dead letter
+    assert re.search(r"shop.totals/orders/part-001 +deleted", printed)
+    assert "2 passed" in printed
+
+
+def run_page(page: Path, environment: Path, directory: Path) -> str:
+    """Run the blocks of a page, and return what they print."""
     settings = {
         "PATH": f"{environment}{os.pathsep}{os.defpath}",
         "PYTHONPATH": str(ROOT / "tests"),
     }
-    program = tmp_path / "run_a_page.py"
+    program = directory / "run_a_page.py"
     program.write_text(RUN_A_PAGE, encoding="utf-8")
-    printed = run([str(environment / "python"), str(program), str(TUTORIAL)], tmp_path, **settings)
-    assert "0 new rides" in printed
-    assert "4 passed" in printed
+    return run([str(environment / "python"), str(program), str(page)], directory, **settings)

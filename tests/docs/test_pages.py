@@ -13,7 +13,7 @@ from support.pages import PageRun, blocks_of, commands_of, page_id, pages
 pytest_plugins = ["support.spark"]
 
 
-@pytest.mark.timeout(300)  # Spark starts many processes, which takes minutes on a busy machine
+@pytest.mark.timeout(600)  # Spark starts many processes, which takes minutes on a busy machine
 @pytest.mark.parametrize("page", pages(), ids=page_id)
 def test_the_examples_of_a_page_run_in_order(
     page: Path,

@@ -29,6 +29,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.loop import run
 from support.golden import TIMEOUT_S, Outcome, RawClient, Stream, etcd_of, spec_of
 from support.raw_http import Answer, exchange
+from support.services import free_port
 from support.vectors import golden
 
 pytestmark = pytest.mark.serial
@@ -108,13 +109,6 @@ class Process:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait(TIMEOUT_S)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager

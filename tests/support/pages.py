@@ -31,7 +31,6 @@ import os
 import re
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -43,12 +42,13 @@ from pathlib import Path
 from typing import Self
 
 from gazette_sdk.protocol import journalspace
+from support.services import free_port
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTED_ADDRESS = "http://localhost:8080"
 DOCUMENTED_ETCD = "http://localhost:2379"
 DOCUMENTED_FREE_PORT = "8090"
-COMMAND_TIMEOUT_S = 90.0
+COMMAND_TIMEOUT_S = 240.0
 LANGUAGES = frozenset({"python", "console", "yaml", "proto", "ini", "json", "text", "mermaid"})
 
 _FENCE = re.compile(r"^(?P<indent>[ ]*)```(?P<language>\w*)[^\n]*$")
@@ -146,8 +146,7 @@ class PageRun:
         self._module = types.ModuleType(f"page_{self.page.stem.replace('-', '_')}")
         sys.modules[self._module.__name__] = self._module
         (self.directory / "examples").symlink_to(ROOT / "examples")
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            self._free_port = str(server.getsockname()[1])
+        self._free_port = str(free_port())
 
     def __enter__(self) -> Self:
         return self

@@ -122,6 +122,7 @@ class Made:
         continued_by=(),
         waits=lambda: False,
         other_members=lambda: (),
+        stored_end=0,
     ):
         self.uploaded = []
         self.replica = None
@@ -141,6 +142,7 @@ class Made:
             continued_by=lambda _: continued_by,
             other_members=lambda _: continued_by or other_members(),
             waits=lambda _: waits(),
+            stored_end=lambda _: stored_end,
             unverified=directory.unverified_heads(),
         )
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import random
 import re
 import shutil
 import socket
@@ -78,10 +79,18 @@ def running(command: Sequence[str | Path], port: int, log: Path) -> Iterator[Ser
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody uses right now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A port that nothing listens on, for a process that is started later.
+
+    It is none of those that the kernel gives to connections, and to listeners of port 0: one of
+    these may be in use again by then.
+    """
+    while True:
+        port = random.SystemRandom().randrange(*PORTS)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
+PORTS = 20_000, 32_000
 
 
 def moto_command(port: int) -> list[str | Path]:

@@ -38,9 +38,10 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-import pyspark
+from gazette_sdk.errors import ConfigurationError, needs_extra
 
-from gazette_sdk.errors import ConfigurationError
+with needs_extra("spark", "the source and the sink of Spark"):
+    import pyspark
 
 if tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 2):
     raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Batch reads: the driver splits journals into ranges, and each task reads one."""
+"""Batch reads: the driver splits journals into ranges, which tasks read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gazette_sdk.transport import loop as sdk_loop
 from gazette_spark.content import list_content
 from gazette_spark.failure import clear_errors
 from gazette_spark.options import Options
-from gazette_spark.planning import JournalRange, Pruning, ranges_of
+from gazette_spark.planning import Pruning, ReadTask, ranges_of, tasks_of
 
 _PUSHDOWN = "pyspark.sql.worker.data_source_pushdown_filters"
 
@@ -31,19 +31,19 @@ class GazetteBatchReader(DataSourceReader):
         self._schema = schema
         self._pruning = Pruning()
 
-    def partitions(self) -> list[JournalRange]:
-        """Return the ranges of all journals. Runs on the driver."""
+    def partitions(self) -> list[ReadTask]:
+        """Return the tasks that read all journals. Runs on the driver."""
         with clear_errors():
             contents = sdk_loop.run(list_content(self._options))
-            return ranges_of(contents, self._options, self._pruning)
+            return tasks_of(ranges_of(contents, self._options, self._pruning))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield record batches of one range. Runs in a worker of an executor."""
-        from gazette_spark.range_read import read_range  # noqa: PLC0415 - not for planning
+        """Yield record batches of a task. Runs in a worker of an executor."""
+        from gazette_spark.range_read import read_ranges  # noqa: PLC0415 - not for planning
 
-        if isinstance(partition, JournalRange):  # else Spark made one, as there are no ranges
+        if isinstance(partition, ReadTask):  # else Spark made one, as there are no ranges
             with clear_errors():
-                yield from read_range(self._options, self._schema, partition)
+                yield from read_ranges(self._options, self._schema, partition.ranges)
 
 
 class _PushdownReader(GazetteBatchReader):

@@ -7,15 +7,16 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from google.protobuf.message import Message
+from pyspark.sql import types as st
 
 from gazette_sdk.errors import ConfigurationError, ValidationError
-from gazette_sdk.framing.registry import framing_for
+from gazette_sdk.framing.base import framing_for
 
 DEFAULT_ADDRESS = "http://localhost:8080"
 
@@ -104,6 +105,7 @@ class Options:
             ConfigurationError: an option is unknown, missing, or has a wrong value.
         """
         options = {key.lower(): value for key, value in given.items()}
+        refuse_path(options)
         unknown = sorted(set(options) - {name.lower() for name in KNOWN} - {"path"})
         if unknown:
             raise ConfigurationError(
@@ -181,13 +183,60 @@ def load_message(spec: str, *, needs_uuid: bool = True) -> type[Any]:
             f"gazette: message {spec!r} cannot be loaded ({error}); write module:Class of a class"
             " that the driver and all executors can import, such as by SparkContext.addPyFile"
         ) from error
-    from gazette_sdk.message.kinds.registry import validator_of  # noqa: PLC0415 - few need it
+    from gazette_sdk.message.kinds.registry import known_kind  # noqa: PLC0415 - few need it
 
     try:
-        validator_of(found, needs_uuid=needs_uuid)
+        known_kind(found, needs_uuid=needs_uuid)
     except ValidationError as error:
         raise ConfigurationError(f"gazette: message {spec!r}: {error}") from error
-    return found  # type: ignore[no-any-return] # validator_of refuses what is no class
+    return found  # type: ignore[no-any-return] # known_kind refuses what is no class
+
+
+def refuse_types(schema: st.StructType) -> None:
+    """Refuse columns of types that no data source in Python can deliver.
+
+    Raises:
+        ConfigurationError: there is one.
+    """
+    for field in schema.fields:
+        found = next(
+            (kind for kind in _types_of(field.dataType) if isinstance(kind, _REFUSED)), None
+        )
+        if found is not None:
+            remedy = ", and use parse_json()" if isinstance(found, st.VariantType) else ""
+            raise ConfigurationError(
+                f"gazette: column {field.name!r} is {found.simpleString()}, which Spark takes from"
+                f" no data source in Python; declare it string{remedy}"
+            )
+
+
+_REFUSED = (st.VariantType, st.CalendarIntervalType, st.YearMonthIntervalType)
+
+
+def _types_of(kind: st.DataType) -> Iterator[st.DataType]:
+    """Yield a type, and those within."""
+    yield kind
+    if isinstance(kind, st.StructType):
+        for field in kind.fields:
+            yield from _types_of(field.dataType)
+    elif isinstance(kind, st.ArrayType):
+        yield from _types_of(kind.elementType)
+    elif isinstance(kind, st.MapType):
+        yield from _types_of(kind.keyType)
+        yield from _types_of(kind.valueType)
+
+
+def refuse_path(options: Mapping[str, str]) -> None:
+    """Refuse the path of ``load(path)``, ``save(path)`` or ``start(path)``, which selects nothing.
+
+    Raises:
+        ConfigurationError: there is one.
+    """
+    if path := options.get("path"):
+        raise ConfigurationError(
+            f"gazette: the path {path!r} selects no journals; leave it out, and give"
+            " .option('journals', 'topic=orders')"
+        )
 
 
 def _place(options: Mapping[str, str]) -> tuple[str, bool]:

@@ -1,4 +1,4 @@
-"""Planning of reads: content of journals to ranges, one for each task. Pure.
+"""Planning of reads: content of journals to ranges, and ranges to tasks. Pure.
 
 Ranges end where fragments end. Fragments end between appends, and no message spans two appends,
 so that uncommitted ranges are decoded independently. A committed range is a whole journal: which
@@ -21,7 +21,7 @@ import itertools
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
@@ -38,7 +38,7 @@ from pyspark.sql.datasource import (
 )
 
 from gazette_sdk.errors import ConfigurationError
-from gazette_sdk.framing.registry import framing_for
+from gazette_sdk.framing.base import framing_for
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path, parse_content_path
 from gazette_sdk.transport.journal_reader import begin_mod_time_of
@@ -155,9 +155,16 @@ RANGE_BYTES = 128 << 20
 worker's start. Larger fragments are split, where lines can be found in their middle. Spark's own
 sources have the same limit, ``spark.sql.files.maxPartitionBytes``."""
 
+OPENING_BYTES = 4 << 20
+"""Content whose reading takes about as long as a range's begin: ``spark.sql.files.openCostInBytes``
+of Spark's own sources. With it, small ranges share a task."""
 
-@dataclass
-class JournalRange(InputPartition):
+SHARED_TASKS_MIN = 16
+"""Ranges share tasks only where so many tasks are left: cores of executors should not stay idle."""
+
+
+@dataclass(frozen=True)
+class JournalRange:
     """Bytes ``[begin, end)`` of a journal, which one task reads.
 
     Attributes:
@@ -191,6 +198,29 @@ class JournalRange(InputPartition):
             if fragment.begin <= offset < fragment.end:
                 return path
         return None
+
+
+@dataclass
+class ReadTask(InputPartition):
+    """Ranges that a task reads, one after the other."""
+
+    ranges: tuple[JournalRange, ...]
+
+
+def tasks_of(ranges: Iterable[JournalRange]) -> list[ReadTask]:
+    """Return the tasks that read ranges, in their order. Small ranges share one."""
+    costs = [(part, part.end - part.begin + OPENING_BYTES) for part in ranges]
+    total = sum(cost for _, cost in costs)
+    limit = min(RANGE_BYTES, max(OPENING_BYTES, total // SHARED_TASKS_MIN))
+    tasks: list[list[JournalRange]] = []
+    left = 0
+    for part, cost in costs:
+        if cost > left:
+            tasks.append([])
+            left = limit
+        tasks[-1].append(part)
+        left -= cost
+    return [ReadTask(tuple(parts)) for parts in tasks]
 
 
 def ranges_of(
@@ -324,8 +354,7 @@ def _parts(content: JournalContent, options: Options, piece: Piece) -> Iterator[
     cuts = [piece.begin + (piece.end - piece.begin) * at // count for at in range(count + 1)]
     for begin, end in itertools.pairwise(cuts):
         part = range_of(content, options, begin, end)
-        part.split = (piece.begin, piece.end)
-        yield part
+        yield replace(part, split=(piece.begin, piece.end))
 
 
 def pieces_since(

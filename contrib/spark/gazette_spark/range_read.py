@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import math
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import aclosing
@@ -32,6 +33,7 @@ from gazette_sdk.errors import (
 from gazette_sdk.message.batch_reader import OnError
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.columns.batches import data_fields
+from gazette_sdk.message.columns.json import TAKES_ANY
 from gazette_sdk.message.columns.schema import holds_required
 from gazette_sdk.message.uuid import ACK_TXN
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -54,13 +56,14 @@ class RangeTransport(Transport):
     fails where content is gone since: a reader would pass over it.
 
     Args:
+        inner: transport to the journals, which the caller closes.
         options: options of the read.
         part: the range.
     """
 
-    def __init__(self, options: Options, part: JournalRange) -> None:
+    def __init__(self, inner: Transport, options: Options, part: JournalRange) -> None:
         self._part = part
-        self._inner = open_transport(options.url)
+        self._inner = inner
         if isinstance(self._inner, FragmentStoreTransport):
             self._inner.use_fragments(part.journal, _fragments(part))
         self._url = options.url
@@ -158,8 +161,7 @@ class RangeTransport(Transport):
         return NotAllowedError("a range of a journal can only be read", journal=self._part.journal)
 
     async def aclose(self) -> None:
-        """Close the connections."""
-        await self._inner.aclose()
+        """Nothing is left open: the connections are the caller's."""
 
 
 def _fragments(part: JournalRange) -> Iterator[pb.Fragment]:
@@ -179,16 +181,26 @@ _OFFSET = pa.field("_offset", pa.int64())
 _TIME = pa.field("_time", pa.timestamp("us", tz="UTC"))
 
 
-def read_range(
-    options: Options, schema: StructType, part: JournalRange
+def read_ranges(
+    options: Options, schema: StructType, ranges: Iterable[JournalRange]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield record batches of a range's messages.
+    """Yield record batches of the messages of ranges.
 
     Raises:
-        GazetteError: the range cannot be read; the text names journal, place and remedy.
+        GazetteError: a range cannot be read; the text names journal, place and remedy.
     """
+    transport = open_transport(options.url)
+    try:
+        for part in ranges:
+            yield from _read_range(options, schema, part, RangeTransport(transport, options, part))
+    finally:
+        sdk_loop.run(transport.aclose())
+
+
+def _read_range(
+    options: Options, schema: StructType, part: JournalRange, transport: Transport
+) -> Iterator[pa.RecordBatch]:
     columns = _Columns(options, schema, part)
-    transport = RangeTransport(options, part)
     try:
         begin, end = part.begin, part.end
         if part.split is not None:
@@ -213,8 +225,6 @@ def read_range(
             " metadata columns as _journal string, _offset long, _uuid string, _time timestamp,"
             f" _labels map<string,string>, {options.corrupt_column} string"
         ) from error
-    finally:
-        sdk_loop.run(transport.aclose())
 
 
 def state_behind(options: Options, part: JournalRange) -> bytes:
@@ -223,11 +233,11 @@ def state_behind(options: Options, part: JournalRange) -> bytes:
     Only UUIDs are decoded. Equal ranges have equal checkpoints, unless clocks of their messages are
     ahead of this machine's.
     """
-    transport = RangeTransport(options, part)
+    transport = open_transport(options.url)
     try:
         on_error: OnError = "raise" if options.mode == "FAILFAST" else _ignore
-        reader = _reader(options, transport, part, (part.begin, part.end), on_error)
-        with reader:
+        ranged = RangeTransport(transport, options, part)
+        with _reader(options, ranged, part, (part.begin, part.end), on_error) as reader:
             for _ in reader.arrow(pa.schema([_OFFSET])):
                 pass
             found = reader.checkpoint()
@@ -309,11 +319,12 @@ class _Columns:
         )
         if self._drops_acknowledgements and _FLAGS.name not in names:
             fields.append(_FLAGS)
-        if not fields:
+        if (not fields or options.mode == "PERMISSIVE") and _OFFSET.name not in names:
             fields.append(_OFFSET)
-        self.decoded = pa.schema(fields)
-        self._corrupt: list[tuple[int | None, str]] = []
-        self._corrupt_offsets: set[int | None] = set()
+        # Of a class the text fields are texts.
+        self.decoded = pa.schema(fields, metadata=None if options.message else TAKES_ANY)
+        self._corrupt: list[tuple[int, str]] = []  # in the order of offsets
+        self._corrupt_offsets: set[int] = set()
 
     def batches(self, decoded: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the columns that Spark wants of decoded batches, and of what is no message.
@@ -331,45 +342,56 @@ class _Columns:
             yield batch
 
     def _all_batches(self, decoded: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield messages, and what is no message, in the order of the journal."""
         for batch in decoded:
-            requested = self._requested_of(batch)
-            if requested.num_rows:
-                yield requested
-            yield from self._corrupt_rows()
-        yield from self._corrupt_rows()
+            rest = batch
+            while self._corrupt:
+                offsets = rest.column(_OFFSET.name).cast(_OFFSET.type)
+                first_later = pc.index(pc.greater(offsets, self._corrupt[0][0]), True).as_py()
+                if first_later < 0:
+                    break
+                yield from self._requested_of(rest.slice(0, first_later))
+                yield self._corrupt_rows(before=offsets[first_later].as_py())
+                rest = rest.slice(first_later)
+            yield from self._requested_of(rest)
+        if self._corrupt:
+            yield self._corrupt_rows()
 
-    def _requested_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the columns that Spark wants of a decoded batch."""
+    def _requested_of(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Yield the columns that Spark wants of a decoded batch, if it has wanted rows."""
         if self._drops_acknowledgements:
             batch = batch.filter(pc.not_equal(batch.column(_FLAGS.name), ACK_TXN))
         if self._by_time:
             batch = self._between_times(batch)
+        if not batch.num_rows:
+            return
         if batch.schema == self._requested:
-            return batch
-        made = {_LABELS: list(self._part.labels)} if batch.num_rows else {}
+            yield batch
+            return
+        made = {_LABELS: list(self._part.labels)}
         arrays = [
             pa.repeat(pa.scalar(made.get(field.name), type=field.type), batch.num_rows)
             if field.name in self._made
             else _of_type(batch.column(field.name), field.type)
             for field in self._requested
         ]
-        return self._batch(arrays, batch.num_rows)
+        yield self._batch(arrays, batch.num_rows)
 
     def add_corrupt(self, error: GazetteError) -> None:
         """Note content that is no message. What is read again is noted once."""
         _release(error)
-        is_of_range = error.offset is not None and error.offset >= self._part.begin
-        if self._options.mode != "PERMISSIVE" or self._by_time or not is_of_range:
+        offset = error.offset
+        if self._options.mode != "PERMISSIVE" or self._by_time:
             return
-        if error.offset not in self._corrupt_offsets:
-            self._corrupt_offsets.add(error.offset)
-            self._corrupt.append((error.offset, _text_of(error)))
+        if offset is None or offset < self._part.begin or offset in self._corrupt_offsets:
+            return
+        self._corrupt_offsets.add(offset)
+        self._corrupt.append((offset, _text_of(error)))
 
-    def _corrupt_rows(self) -> Iterator[pa.RecordBatch]:
-        """Yield a batch of rows for the content that was no message since the last call."""
-        corrupt, self._corrupt = self._corrupt, []
-        if not corrupt:
-            return
+    def _corrupt_rows(self, before: float = math.inf) -> pa.RecordBatch:
+        """Return rows of the content that was no message since the last call, up to an offset."""
+        corrupt = [each for each in self._corrupt if each[0] < before]
+        self._corrupt = self._corrupt[len(corrupt) :]
         known = {
             "_journal": [self._part.journal] * len(corrupt),
             "_offset": [offset for offset, _ in corrupt],
@@ -380,7 +402,7 @@ class _Columns:
             pa.array(known.get(field.name, [None] * len(corrupt)), type=field.type)
             for field in self._requested
         ]
-        yield self._batch(arrays, len(corrupt))
+        return self._batch(arrays, len(corrupt))
 
     def _batch(self, arrays: list[pa.Array], count: int) -> pa.RecordBatch:
         if not arrays:  # only a struct without fields has a number of rows without any column

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -14,8 +15,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from gazette_sdk import Reader
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.message.columns.schema import schema_of as arrow_schema_of
+from gazette_sdk.transport import Transport
 from gazette_sdk.transport import loop as sdk_loop
-from gazette_spark.content import JournalContent
+from gazette_spark.content import JournalContent, open_transport
 from gazette_spark.options import Options, load_message
 from gazette_spark.planning import range_of
 from gazette_spark.range_read import RangeTransport
@@ -98,43 +100,50 @@ def sample_of(contents: Iterable[JournalContent], options: Options) -> Iterator[
         ConfigurationError: a journal holds other messages than JSON.
         GazetteError: reading failed.
     """
-    for content in islice((each for each in contents if each.cover), SAMPLE_JOURNALS):
-        if options.message_type(content.name, content.content_type(options)) is not dict:
-            raise ConfigurationError(
-                f"gazette: {content.name} holds no JSON; give a schema with .schema(…)"
-            )
-        end = content.readable_end(content.cover.begin)
-        part = range_of(content, options, content.cover.begin, end)
-        transport = RangeTransport(options, part)
-        try:
-            with Reader(
-                dict,
-                name=part.journal,
-                transport=transport,
-                isolation="uncommitted",
-                offsets={part.journal: part.begin},
-                end_offsets={part.journal: part.end},
-                on_error="raise" if options.mode == "FAILFAST" else "skip",
-            ) as reader:
-                yield from (envelope.message for envelope in islice(reader, SAMPLE_MESSAGES))
-        finally:
-            sdk_loop.run(transport.aclose())
+    transport = open_transport(options.url)
+    try:
+        for content in islice((each for each in contents if each.cover), SAMPLE_JOURNALS):
+            yield from _sample_of(transport, content, options)
+    finally:
+        sdk_loop.run(transport.aclose())
+
+
+def _sample_of(
+    transport: Transport, content: JournalContent, options: Options
+) -> Iterator[dict[str, Any]]:
+    if options.message_type(content.name, content.content_type(options)) is not dict:
+        raise ConfigurationError(
+            f"gazette: {content.name} holds no JSON; give a schema with .schema(…)"
+        )
+    end = content.readable_end(content.cover.begin)
+    part = range_of(content, options, content.cover.begin, end)
+    with Reader(
+        dict,
+        name=part.journal,
+        transport=RangeTransport(transport, options, part),
+        isolation="uncommitted",
+        offsets={part.journal: part.begin},
+        end_offsets={part.journal: part.end},
+        on_error="raise" if options.mode == "FAILFAST" else "skip",
+    ) as reader:
+        yield from (envelope.message for envelope in islice(reader, SAMPLE_MESSAGES))
 
 
 def fields_of_messages(messages: Iterable[dict[str, Any]]) -> list[st.StructField]:
     """Return the columns of JSON messages, without their UUIDs.
 
     Types are those that Spark infers for JSON: of numbers long or double, of objects structs, and
-    of what is always null string. Objects that are always empty have no column.
+    string of what is always null, or of several types. Objects that are always empty have no
+    column.
 
     Raises:
-        ConfigurationError: there are no messages, or values of a key have different types.
+        ConfigurationError: there are no messages.
     """
     found: st.DataType = st.StructType([])
     is_empty = True
     for message in messages:
         is_empty = False
-        found = _merged("", found, _type_of("", message))
+        found = _merged(found, _type_of(message))
     if is_empty:
         raise ConfigurationError(
             "gazette: the journals hold no messages from which a schema could be inferred; give one"
@@ -146,19 +155,12 @@ def fields_of_messages(messages: Iterable[dict[str, Any]]) -> list[st.StructFiel
     return [field for field in _known(found.fields) if field.name.lower() not in reserved]
 
 
-def _type_of(place: str, value: object) -> st.DataType:
+def _type_of(value: object) -> st.DataType:
     if isinstance(value, list):
-        element: st.DataType = st.NullType()
-        for each in value:
-            element = _merged(f"{place}[]", element, _type_of(f"{place}[]", each))
-        return st.ArrayType(element)
+        nothing: st.DataType = st.NullType()
+        return st.ArrayType(functools.reduce(_merged, map(_type_of, value), nothing))
     if isinstance(value, dict):
-        return st.StructType(
-            [
-                st.StructField(key, _type_of(f"{place}.{key}".lstrip("."), each))
-                for key, each in value.items()
-            ]
-        )
+        return st.StructType([st.StructField(key, _type_of(each)) for key, each in value.items()])
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
         return st.DoubleType()
     return _JSON_TYPES[type(value)]()
@@ -173,8 +175,8 @@ _JSON_TYPES: dict[type, type[st.DataType]] = {
 }
 
 
-def _merged(place: str, one: st.DataType, other: st.DataType) -> st.DataType:
-    """Return the type of the values of two types."""
+def _merged(one: st.DataType, other: st.DataType) -> st.DataType:
+    """Return the type of the values of two types: string if they have nothing in common."""
     if one == other or isinstance(other, st.NullType):
         return one
     if isinstance(one, st.NullType):
@@ -182,17 +184,13 @@ def _merged(place: str, one: st.DataType, other: st.DataType) -> st.DataType:
     if {type(one), type(other)} == {st.LongType, st.DoubleType}:
         return st.DoubleType()
     if isinstance(one, st.ArrayType) and isinstance(other, st.ArrayType):
-        return st.ArrayType(_merged(f"{place}[]", one.elementType, other.elementType))
+        return st.ArrayType(_merged(one.elementType, other.elementType))
     if isinstance(one, st.StructType) and isinstance(other, st.StructType):
         types = {field.name: field.dataType for field in one.fields}
         for field in other.fields:
-            before = types.get(field.name, st.NullType())
-            types[field.name] = _merged(f"{place}.{field.name}".lstrip("."), before, field.dataType)
+            types[field.name] = _merged(types.get(field.name, st.NullType()), field.dataType)
         return st.StructType([st.StructField(name, kind) for name, kind in types.items()])
-    raise ConfigurationError(
-        f"gazette: no schema can be inferred: {place or 'a message'} is {one.simpleString()} in"
-        f" some messages and {other.simpleString()} in others; give a schema with .schema(…)"
-    )
+    return st.StringType()
 
 
 def _known(fields: Iterable[st.StructField]) -> list[st.StructField]:

@@ -39,7 +39,7 @@ from gazette_sdk.errors import (
     MappingError,
     ValidationError,
 )
-from gazette_sdk.framing.registry import framing_for
+from gazette_sdk.framing.base import framing_for
 from gazette_sdk.message import CsvRecord, mapping
 from gazette_sdk.message.kinds.json import KEY
 from gazette_sdk.message.mapping import Partitions, SelectorMapping

@@ -67,17 +67,19 @@ class GazetteDataSource(DataSource):
     def reader(self, schema: st.StructType) -> DataSourceReader:
         """Return a reader of the current content of the journals."""
         from gazette_spark.batch import batch_reader
-        from gazette_spark.options import Options
+        from gazette_spark.options import Options, refuse_types
 
         with clear_errors():
+            refuse_types(schema)
             return batch_reader(Options.parse(self.options), schema)
 
     def streamReader(self, schema: st.StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
         """Return a reader that follows the journals."""
-        from gazette_spark.options import Options
+        from gazette_spark.options import Options, refuse_types
         from gazette_spark.stream import GazetteStreamReader
 
         with clear_errors():
+            refuse_types(schema)
             return GazetteStreamReader(Options.parse(self.options), schema)
 
     def writer(self, schema: st.StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's

@@ -52,12 +52,14 @@ from gazette_spark.offsets import Position, StreamOffset
 from gazette_spark.options import Options
 from gazette_spark.planning import (
     JournalRange,
+    ReadTask,
     admitted,
     pieces_since,
     range_of,
+    tasks_of,
     uncommitted_ranges,
 )
-from gazette_spark.range_read import read_range, state_behind
+from gazette_spark.range_read import read_ranges, state_behind
 
 _log = logging.getLogger(__name__)
 
@@ -223,18 +225,18 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         heads = {name: Position(found.cover.end) for name, found in self._contents.items()}
         return StreamOffset(self._options.isolation, heads).to_json()
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[JournalRange]:
-        """Return the ranges between two offsets."""
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[ReadTask]:
+        """Return the tasks that read what is between two offsets."""
         with clear_errors():
             isolation = self._options.isolation
             before = StreamOffset.from_json(start, isolation)
             behind = StreamOffset.from_json(end, isolation)
-            return [
+            return tasks_of(
                 part
                 for name, position in behind.journals.items()
                 if position != before.journals.get(name)
                 for part in self._ranges(name, before.journals.get(name), position)
-            ]
+            )
 
     def stop(self) -> None:
         """Stop following the journals."""
@@ -245,10 +247,10 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ------------------------------------------------------------------- tasks
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield record batches of one range. Runs in a worker of an executor."""
-        assert isinstance(partition, JournalRange)
+        """Yield record batches of a task. Runs in a worker of an executor."""
+        assert isinstance(partition, ReadTask)
         with clear_errors():
-            yield from read_range(self._options, self._schema, partition)
+            yield from read_ranges(self._options, self._schema, partition.ranges)
 
     # ---------------------------------------------------------------- planning
 

@@ -20,7 +20,7 @@ from gazette_sdk.protocol.labels import (
     rewrite_prefix,
 )
 from gazette_sdk.protocol.names import strip_meta, validate_journal
-from gazette_spark.options import BROKER_SCHEMES, DEFAULT_ADDRESS, load_message
+from gazette_spark.options import BROKER_SCHEMES, DEFAULT_ADDRESS, load_message, refuse_path
 from gazette_spark.transaction_log import MANAGER
 
 TRANSACTION_LOG = "gazette-spark/transactions"
@@ -94,6 +94,7 @@ class WriteOptions:
             raise ConfigurationError(
                 "gazette: only brokers write; give the 'address' of one, and no 'store'"
             )
+        refuse_path(options)
         unknown = sorted(set(options) - KNOWN - _OF_SPARK)
         if unknown:
             raise ConfigurationError(

@@ -54,6 +54,7 @@ from gazette_sdk.broker.replication.replicate import (
     while_routed,
 )
 from gazette_sdk.broker.resolver import Resolution, Resolver
+from gazette_sdk.cluster.broker_keys import is_consistent
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.errors import CallError, GazetteError, UnavailableError
 from gazette_sdk.fragment.registry import StoreRegistry
@@ -306,9 +307,14 @@ class _Append:
                 f"{SYNC_ROUNDS_MAX} rounds; compare their logs"
             )
         pipeline = self._current_pipeline()
+        proposal = self._next_proposal(pipeline)
+        replica = self._held
+        assert replica is not None
+        if pipeline.streams:
+            replica.proposed_end = max(replica.proposed_end, proposal.end)
         self._answers = await pipeline.scatter(
             pb.ReplicateRequest(
-                proposal=self._next_proposal(pipeline),
+                proposal=proposal,
                 registers=self._registers,
                 acknowledge=True,
             )
@@ -501,10 +507,13 @@ class _Append:
     def _judge_replicas(self) -> Input:
         resolution = self._resolution
         assert resolution.spec is not None
+        members = len(resolution.assignments)
+        desired = desired_replication(resolution.spec, self._shared.max_replication)
         given = judge_replicas(
-            len(resolution.assignments),
-            desired_replication(resolution.spec, self._shared.max_replication),
+            members,
+            desired,
             is_local=resolution.is_local,
+            is_consistent=members <= desired or is_consistent(resolution.assignments),
         )
         if given is Input.TOO_FEW:
             self._status = pb.INSUFFICIENT_JOURNAL_BROKERS

@@ -325,9 +325,19 @@ def judge_resolution(status: int, suspend: int, *, is_local: bool, holds_pipelin
     return Input.HELD if holds_pipeline else Input.LOCAL
 
 
-def judge_replicas(members: int, desired: int, *, is_local: bool) -> Input:
-    """Return the input for a route's number of members, given the number required now."""
-    if members > desired:
+def judge_replicas(
+    members: int, desired: int, *, is_local: bool, is_consistent: bool = True
+) -> Input:
+    """Return the input for a route's number of members.
+
+    Args:
+        members: the number.
+        desired: the number that is required now.
+        is_local: True if we are the primary.
+        is_consistent: True if the primary has synchronized them. The allocator removes none
+            before, so that a wait for it would not end: the primary is asked.
+    """
+    if members > desired and (is_local or is_consistent):
         return Input.LATER
     if members < desired:
         return Input.TOO_FEW

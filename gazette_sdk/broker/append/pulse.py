@@ -29,8 +29,14 @@ PULSE_PERIOD_S = 60.0
 PULSE_RETRY_S = 0.5
 """Time from a pulse that failed to the next one; it doubles with each further failure."""
 
+PULSE_RETRY_MAX_S = 8.0
+"""Bound of this time: the allocator waits for it, and with it a broker that is to leave."""
+
 PULSE_TIMEOUT_S = 60.0
 """Bound of one pulse."""
+
+LOGGED_TOGETHER_S = 10
+"""Pulses that fail for one reason within this time after the first are one line of the log."""
 
 SUSPEND_AFTER_PULSES = 15
 """Undisturbed pulses in a row after which an idle journal is suspended, where that is wished."""
@@ -60,6 +66,44 @@ def pulse_mode(undisturbed: int, *, auto_suspend: bool) -> int:
     return pb.AppendRequest.SUSPEND_NO_RESUME
 
 
+class FailedPulses:
+    """Log of failed pulses: the first of a reason at once, those of the next seconds together.
+
+    With a broker that is lost, the pulses of all its journals fail for one reason.
+    """
+
+    def __init__(self) -> None:
+        # By reason: journals whose pulses failed after the one that was logged.
+        self._others: dict[str, set[str]] = {}
+
+    def note(self, journal: str, reason: str) -> None:
+        """Note that a pulse of a journal failed.
+
+        Args:
+            journal: its name.
+            reason: text without the journal's name.
+        """
+        others = self._others.get(reason)
+        if others is not None:
+            others.add(journal)
+            return
+        self._others[reason] = set()
+        _log.warning("a pulse of %s failed: %s", journal, reason)
+        asyncio.get_running_loop().call_later(LOGGED_TOGETHER_S, self._log_others, reason)
+
+    def _log_others(self, reason: str) -> None:
+        others = self._others.pop(reason)
+        if others:
+            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+            _log.warning(
+                "pulses of %s%s failed within the last %g s: %s",
+                min(others),
+                more,
+                LOGGED_TOGETHER_S,
+                reason,
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class Pulses:
     """Maker of the pulses of a broker's replicas.
@@ -68,11 +112,13 @@ class Pulses:
         append: appends to a journal.
         auto_suspend: True if idle journals are suspended.
         jitter: a random number of [0, 1).
+        failed: log of those that failed.
     """
 
     append: AppendCall
     auto_suspend: bool
     jitter: Callable[[], float] = field(default=random.random)
+    failed: FailedPulses = field(default_factory=FailedPulses)
 
     async def run(self, replica: Replica) -> None:
         """Pulse at once, at each change of the journal's assignments, and every minute.
@@ -91,7 +137,7 @@ class Pulses:
                     failures = 0
                 else:
                     failures += 1
-                    period_s = min(period_s, PULSE_RETRY_S * 2.0 ** min(failures - 1, 10))
+                    period_s = min(PULSE_RETRY_MAX_S, PULSE_RETRY_S * 2.0 ** min(failures - 1, 10))
             if replica.pulse_wanted and not failures:
                 undisturbed = 0  # a pipeline ended meanwhile
             else:
@@ -115,18 +161,17 @@ class Pulses:
         except StoppingError:
             return True
         except TimeoutError:
-            _log.warning("a pulse of %s did not end within %d s", journal, PULSE_TIMEOUT_S)
+            self.failed.note(journal, f"it did not end within {PULSE_TIMEOUT_S:g} s")
             return False
         except GazetteError as error:
-            _log.warning("a pulse of %s failed: %s", journal, error)
+            self.failed.note(journal, str(error).removeprefix(f"{journal}: "))
             return False
         if response.status not in _EXPECTED:
-            is_passing = response.status == pb.INSUFFICIENT_JOURNAL_BROKERS and not is_settled
-            _log.log(
-                logging.INFO if is_passing else logging.WARNING,
-                "a pulse failed: %s",
-                for_status(response.status, response.store_health_error, journal=journal),
-            )
+            reason = str(for_status(response.status, response.store_health_error))
+            if response.status == pb.INSUFFICIENT_JOURNAL_BROKERS and not is_settled:
+                _log.info("a pulse of %s failed: %s", journal, reason)
+            else:
+                self.failed.note(journal, reason)
         return True
 
 

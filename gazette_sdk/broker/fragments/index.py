@@ -114,6 +114,7 @@ class Index:
         self._shown: pb.Fragment | None = None  # the last of them which was acknowledged
         self._torn = CoverSet()
         self._stored_end = 0
+        self._listed_through = 0  # the greatest end that a listing ever showed
         self._primary_stored = 0
         self._listings_begun = self._listings_ended = 0
         self._hole_reads: list[int] = []  # offsets at which reads wait before the write head
@@ -210,6 +211,7 @@ class Index:
         """
         self._torn = CoverSet() if torn is None else torn
         self._stored_end = remote.end
+        self._listed_through = max(self._listed_through, remote.end)
         self._local = CoverSet.difference(self._local, remote)
         self._drop_files()
         for fragment in self._local:
@@ -333,7 +335,7 @@ class Index:
                 raise ClosedError("the journal is no longer served here; try again")
             end = self.readable_end if is_held else self._end
             if not block or offset < end:
-                result = self._look_up(offset, begin_mod_time, end)
+                result = self._look_up(offset, begin_mod_time, end, block=block)
                 if result.status == pb.OK or (not block and (has_waited or result.offset >= end)):
                     return result
                 offset = result.offset
@@ -414,28 +416,49 @@ class Index:
             found.append(fragment)
         return Page(found, 0)
 
-    def _look_up(self, offset: int, begin_mod_time: int, end: int) -> QueryResult:
-        """Look up an offset of what can be read, which ends at ``end``."""
-        fragments = self._all
+    def _look_up(self, offset: int, begin_mod_time: int, end: int, *, block: bool) -> QueryResult:
+        """Look up an offset of what can be read, which ends at ``end``.
+
+        Where a torn fragment is all that there is, it is found: its reading fails, and says why. A
+        read that blocks waits for its content while a broker may still store it.
+        """
+        fragments, torn = self._all, self._torn
         while offset < end:
             at, found = fragments.longest_overlap(offset)
-            if at == len(fragments):
-                break
-            fragment = fragments[at]
-            mod_time = fragment.mod_time
-            if not found:
-                is_old = mod_time < self._now() - OFFSET_JUMP_AGE_S
-                if mod_time == 0 or not (at == 0 or is_old):
-                    break
-                offset = fragment.begin
-            elif mod_time != 0 and mod_time < begin_mod_time:
-                offset = fragment.end
+            if found:
+                fragment = fragments[at]
             else:
-                file = self._file_of(fragment)
-                if fragment.end > end:
-                    fragment = self._form_before(end, fragment)
-                return QueryResult(pb.OK, offset, end, fragment, file)
+                following = fragments[at] if at < len(fragments) else None
+                is_final = following is not None and self._is_removed_before(
+                    following, is_first=at == 0
+                )
+                at, is_torn = torn.longest_overlap(offset)
+                if is_torn and (is_final or not block):
+                    fragment = torn[at]
+                elif following is not None and is_final:
+                    offset = following.begin
+                    continue
+                else:
+                    break
+            mod_time = fragment.mod_time
+            if mod_time != 0 and mod_time < begin_mod_time:
+                offset = fragment.end
+                continue
+            file = self._file_of(fragment)
+            if fragment.end > end:
+                fragment = self._form_before(end, fragment)
+            return QueryResult(pb.OK, offset, end, fragment, file)
         return QueryResult(pb.OFFSET_NOT_YET_AVAILABLE, offset, end)
+
+    def _is_removed_before(self, fragment: pb.Fragment, *, is_first: bool) -> bool:
+        """Return True if no one has the bytes before a fragment, so that reads skip them.
+
+        Of the first fragment if it is stored, or what was stored before it is not listed any more:
+        a retention removed it. Elsewhere a broker may still upload them, if it is not too late.
+        """
+        if is_first:
+            return fragment.mod_time != 0 or fragment.begin <= self._listed_through
+        return 0 < fragment.mod_time < self._now() - OFFSET_JUMP_AGE_S
 
     def _form_before(self, end: int, fragment: pb.Fragment) -> pb.Fragment:
         """Return the form which a local fragment had at ``end``, without its sum if unknown."""

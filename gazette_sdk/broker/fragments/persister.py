@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import BinaryIO, Final
 
-from gazette_sdk.broker.metrics import SPOOLS_PERSISTED
+from gazette_sdk.broker.metrics import SPOOLS_COMPLETED, SPOOLS_PERSISTED
 from gazette_sdk.broker.spool.files import CompletedSpool
 from gazette_sdk.cluster.broker_keys import JournalEntry
 from gazette_sdk.errors import (
@@ -137,6 +137,7 @@ class Persister:
         """Upload a closed spool: now if this broker is its primary, otherwise minutes later."""
         if length_of(spool.fragment) == 0:
             return
+        SPOOLS_COMPLETED.value += 1
         self._unstored.setdefault(_key(spool), []).append(spool)
         if spool.primary:
             self._start(spool)

@@ -28,6 +28,7 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from gazette_sdk.broker.fragments.index import Index
+from gazette_sdk.broker.fragments.retention import Retention
 from gazette_sdk.broker.metrics import UNSTORED_MISSING
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.resolver import Resolution, Resolver
@@ -366,6 +367,8 @@ async def refresh_index(
     stores: StoreRegistry,
     journal_of: Callable[[str], JournalEntry | None],
     listed: Callable[[str, Sequence[StoredFragment]], None] = lambda _journal, _found: None,
+    *,
+    retention: Callable[[], Retention | None] = lambda: None,
 ) -> None:
     """List a journal's stores periodically, until it is deleted or this is cancelled.
 
@@ -380,6 +383,7 @@ async def refresh_index(
         stores: of the process.
         journal_of: returns a journal's current key; ``None`` once it is deleted.
         listed: called with the journal and what a listing found, before the index adopts it.
+        retention: returns what removes aged fragments; ``None`` while we are not the primary.
     """
     loop = asyncio.get_running_loop()
     failures, wanted_pause_s = 0, WANTED_PAUSE_S
@@ -400,13 +404,21 @@ async def refresh_index(
             outage.ended()
             failures = 0
             listed(journal, stored)
-            index.replace_remote(
-                CoverSet(whole_of(stored)),
-                CoverSet(each.fragment for each in stored if each.is_torn),
-            )
+            _adopt(index, stored)  # which releases local files, also of what is removed next
+            if (remover := retention()) is not None:
+                left, aged = remover.split(entry.value, stored)
+                if aged:
+                    _adopt(index, left)  # before they are removed: reads skip them
+                    await remover.remove(entry.value, aged)
         wanted_pause_s = wanted_pause_s * 2 if index.listing_wanted.is_set() else WANTED_PAUSE_S
         listing_s = loop.time() - began_at
         await _pause(index, delay_s, max(wanted_pause_s, _WANTED_PAUSES_OF_A_LISTING * listing_s))
+
+
+def _adopt(index: Index, stored: Sequence[StoredFragment]) -> None:
+    index.replace_remote(
+        CoverSet(whole_of(stored)), CoverSet(each.fragment for each in stored if each.is_torn)
+    )
 
 
 async def _pause(index: Index, delay_s: float, wanted_pause_s: float) -> None:

@@ -32,7 +32,7 @@ async def list_page(
     """Return a page of a journal's fragments, with signed URLs if they are requested.
 
     It waits for the first listing of the journal's stores, unless only un-stored ones are wanted,
-    or what is known now.
+    or what is known now. It lists them again first if that is requested.
 
     Args:
         request: a valid one.
@@ -52,6 +52,8 @@ async def list_page(
             f"{format_duration(SIGNATURE_TTL_MAX_S * SECOND_NS)})",
             kind="invalid_signature_ttl",
         )
+    if request.list_again:
+        await index.list_again()
     if not (request.unstored_only or request.do_not_wait):
         await index.first_refresh.wait()
     page = index.page(

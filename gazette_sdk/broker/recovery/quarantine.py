@@ -146,6 +146,8 @@ class Quarantine:
             after all that they have may become theirs at any time.
         continued_by: returns the members of a journal's last route if this broker is none of them.
         other_members: returns the other members of a journal's last route in any case.
+        stored_end: returns the end of a journal's content if all of its brokers have left, and
+            stored it; 0 if they have not.
         waits: returns True if a journal waits for members of its last route, who are away.
         decided: called when nothing of a journal is in quarantine any more.
         is_withheld: returns True if the files of a journal are withheld. Its replicas wait, too.
@@ -165,6 +167,7 @@ class Quarantine:
         goes_on: Callable[[str], bool] = lambda _: False,
         continued_by: Callable[[str], Sequence[pb.ProcessSpec.ID]] = lambda _: (),
         other_members: Callable[[str], Sequence[pb.ProcessSpec.ID]] = lambda _: (),
+        stored_end: Callable[[str], int] = lambda _: 0,
         waits: Callable[[str], bool] = lambda _: False,
         decided: Callable[[], None] = lambda: None,
         unverified: Iterable[Head] = (),
@@ -180,6 +183,7 @@ class Quarantine:
         self._goes_on = goes_on
         self._continued_by = continued_by
         self._other_members = other_members
+        self._stored_end = stored_end
         self._waits = waits
         self._decided = decided
         self._is_withheld = is_withheld
@@ -346,8 +350,19 @@ class Quarantine:
 
     def _others(self, key: Key, asked: Sequence[_Entry]) -> Sequence[pb.ProcessSpec.ID]:
         """Return the brokers that continued a journal without this one, also if it is back."""
-        is_contested = any(self._directory.is_contested(entry.spool) for entry in asked)
-        return list((self._other_members if is_contested else self._continued_by)(key[0]))
+        find = self._other_members if self._is_any_contested(asked) else self._continued_by
+        return list(find(key[0]))
+
+    def _left_at(self, key: Key, asked: Sequence[_Entry]) -> int:
+        """Return where those who continued a journal without this broker left it; 0 if unknown.
+
+        All of its content was stored then. It may not be listed yet, and the journal continues at
+        its end.
+        """
+        return self._stored_end(key[0]) if self._is_any_contested(asked) else 0
+
+    def _is_any_contested(self, asked: Sequence[_Entry]) -> bool:
+        return any(self._directory.is_contested(entry.spool) for entry in asked)
 
     async def _ask(
         self, key: Key, asked: Sequence[_Entry], others: Sequence[pb.ProcessSpec.ID]
@@ -372,6 +387,8 @@ class Quarantine:
             head = None
             if others:
                 head = await self._inventory.head(key[0], others, self.unverified_end(*key))
+            if left_at := self._left_at(key, asked):
+                head = max(head or 0, left_at)
             inventory = await self._inventory.fragments_of_brokers(key[0], limit)
             are_stores_listed = _need_stores(asked, inventory) or is_verifying
             if are_stores_listed:

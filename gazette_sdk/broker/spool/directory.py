@@ -452,7 +452,11 @@ class SpoolDirectory:
 
         This survives restarts for as long as the spool's files do.
         """
-        return serial_of(spool.file.path) <= self._forgotten.get(spool.fragment.journal, 0)
+        return self.is_contested_file(spool.fragment.journal, spool.file)
+
+    def is_contested_file(self, journal: str, file: ContentFile) -> bool:
+        """Return True if a journal's head was forgotten after a spool's file was made."""
+        return serial_of(file.path) <= self._forgotten.get(journal, 0)
 
     def sweep(self, exists: Callable[[str, int], bool]) -> None:
         """Forget the heads of deleted journals. Blocks.
@@ -743,6 +747,19 @@ class JournalSpools:
         """Forget the head: others continued the journal. See :meth:`SpoolDirectory.forget_head`."""
         if self.head is not None:
             self._directory.forget_head(self.name)
+
+    def was_forgotten(self, file: ContentFile | None, end: int) -> bool:
+        """Return True if the head was forgotten since the current spool was begun.
+
+        Then the end of that spool is no head, although closing it writes it as one.
+
+        Args:
+            file: the content of the spool; ``None`` if it has none yet.
+            end: of the spool.
+        """
+        if file is not None:
+            return self._directory.is_contested_file(self.name, file)
+        return end > 0 and self.head is None
 
     def sync(self, file: ContentFile, log_fd: int, *, is_new: bool) -> None:
         """Force a spool's content and commits to disk, and its names if it is new. Blocks.

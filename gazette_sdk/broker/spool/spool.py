@@ -25,7 +25,6 @@ from gazette_sdk.broker.metrics import (
     SPOOL_COMMITS,
     SPOOL_ROLLBACK_BYTES,
     SPOOL_ROLLBACKS,
-    SPOOLS_COMPLETED,
 )
 from gazette_sdk.broker.spool.directory import JournalSpools
 from gazette_sdk.broker.spool.files import (
@@ -272,6 +271,47 @@ class Spool:
             codec = fragment.compression_codec
             self.fragment = _empty_fragment(self.journal, fragment.begin, codec)
 
+    def content_after(self, begin: int) -> CompletedSpool:
+        """Copy the committed content from an offset on into a closed spool of its own. Blocks.
+
+        Args:
+            begin: the offset, in the fragment.
+
+        Raises:
+            OSError: the disk refuses it.
+        """
+        source, fragment = self._file, self.fragment
+        assert source is not None, "there is content"
+        storage, end = self._storage, fragment.end
+        file, log = storage.create(begin, fragment.compression_codec)
+        try:
+            found, at = hashlib.sha1(usedforsecurity=False), begin
+            while at < end:
+                data = source.read_at(at - fragment.begin, min(end - at, LARGE_CHUNK_BYTES))
+                write_all(file.fd, data, at - begin)
+                found.update(data)
+                at += len(data)
+            digest = found.digest()
+            log.append(Commit(end, digest, self._first_append_us, self._registers_bytes))
+            if self._persisted:
+                storage.sync(file, log.fd, is_new=True)
+        except BaseException:
+            file.discard()
+            raise
+        finally:
+            log.close()
+        copied = _empty_fragment(self.journal, begin, fragment.compression_codec)
+        copied.end = end
+        set_sum(copied.sum, digest)
+        return CompletedSpool(
+            copied,
+            self.registers,
+            datetime.fromtimestamp(self._first_append_us / 1e6, UTC),
+            file,
+            storage.create_revision,
+            primary=True,
+        )
+
     async def propose(
         self, proposal: pb.Fragment, registers: pb.LabelSet, *, primary: bool
     ) -> pb.Status:
@@ -423,7 +463,6 @@ class Spool:
             file.discard()  # all of its content was rolled back
             return
         assert first_append_s is not None, "content was committed"
-        SPOOLS_COMPLETED.value += 1
         self._on_complete(
             CompletedSpool(
                 fragment,

@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from gazette_sdk.cli.client import CONNECT_TIMEOUT_S, ConnectionSettings, check_address
-from gazette_sdk.cli.program import CommandFailedError, explain, for_each
+from gazette_sdk.cli.program import CommandFailedError, explain
 from gazette_sdk.errors import (
     ConfigurationError,
     EtcdTransactionFailedError,
@@ -45,7 +45,7 @@ from gazette_sdk.transport.append.append import TRANSIENT, append_once
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.listing import apply_journals, list_journals, store_health
-from gazette_sdk.transport.loop import run
+from gazette_sdk.transport.loop import for_each, run
 
 PHASES = ("publish", "tail", "read")
 """Phases of a run, in order."""

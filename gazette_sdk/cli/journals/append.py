@@ -16,7 +16,12 @@ from gazette_sdk.cli.journals.list import Selection, selection_of
 from gazette_sdk.cli.journals.read import Record, Records
 from gazette_sdk.cli.journals.specs import BLOCK_BYTES, blocks, length_of, open_input
 from gazette_sdk.cli.program import Invocation
-from gazette_sdk.errors import ConfigurationError, GazetteError, MappingError
+from gazette_sdk.errors import (
+    ConfigurationError,
+    DeliveryTimeoutError,
+    GazetteError,
+    MappingError,
+)
 from gazette_sdk.message import mapping as mappings
 from gazette_sdk.message.mapping import Partitions
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -54,7 +59,7 @@ async def run(invocation: Invocation) -> None:
                 progress.begin("Appending")
                 mapper = _Mapper(settings, selection, watched)
                 if settings.framing == "none":
-                    await _append_whole(transport, mapper, file, progress)
+                    await _append_whole(transport, mapper, settings, file, progress)
                 else:
                     await _append_records(transport, mapper, settings, file, progress)
 
@@ -75,9 +80,20 @@ def _check(settings: AppendSettings) -> None:
 
 
 async def _append_whole(
-    transport: Transport, mapper: _Mapper, file: BinaryIO, progress: Progress
+    transport: Transport,
+    mapper: _Mapper,
+    settings: AppendSettings,
+    file: BinaryIO,
+    progress: Progress,
 ) -> None:
-    """Append the whole input as one append, and retry until it succeeds."""
+    """Append the whole input as one append, and retry until it succeeds, or brokers take nothing.
+
+    Raises:
+        DeliveryTimeoutError: an attempt has not moved for too long.
+        GazetteError: the last failure of attempts that failed for too long, or another failure.
+    """
+    loop = asyncio.get_running_loop()
+    timeout_s = settings.delivery_timeout_s or None
     journal = mapper.journal_of(b"")
     with tempfile.SpooledTemporaryFile(INPUT_MEMORY_BYTES) as spooled:
         length, source = length_of(file), file
@@ -92,10 +108,22 @@ async def _append_whole(
             done = await asyncio.to_thread(source.seek, 0)
             while block := await asyncio.to_thread(source.read, BLOCK_BYTES):
                 yield block
+                if timeout_s is not None:
+                    scope.reschedule(loop.time() + timeout_s)
                 done += len(block)
                 progress.advance(done, length)
 
-        response = await append(transport, pb.AppendRequest(journal=journal), [content])
+        request = pb.AppendRequest(journal=journal)
+        try:
+            async with asyncio.timeout(timeout_s) as scope:
+                response = await append(transport, request, [content], patience_s=timeout_s)
+        except TimeoutError:
+            raise DeliveryTimeoutError(
+                f"{journal}: brokers have taken nothing more of the append within"
+                f" --delivery-timeout {timeout_s:g}s; it may be written nevertheless: check them"
+                " with `gazctl journals list`",
+                journal=journal,
+            ) from None
     _log.debug(
         "appended",
         extra={
@@ -122,7 +150,7 @@ async def _append_records(
     records = Records(
         settings.framing, has_keys=settings.mapping != "random", base64_keys=settings.base64
     )
-    service = AppendService(transport)
+    service = AppendService(transport, delivery_timeout_s=settings.delivery_timeout_s or None)
     length, done = length_of(file), 0
     failure: GazetteError | OSError | None = None
     try:

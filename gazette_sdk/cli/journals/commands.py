@@ -116,6 +116,19 @@ class CreateSettings(Settings):
             "application/x-ndjson",
         ),
     ] = None
+    continues: Annotated[
+        bool,
+        Option(
+            "Continue",
+            "Continue after fragments which earlier journals of these names left in the store",
+            long="continue",
+            in_ini=False,
+        ),
+    ] = False
+    force: Annotated[
+        bool,
+        Option("Force", "Create journals with more replicas than there are brokers", in_ini=False),
+    ] = False
     format: OutcomeFormat = "table"
 
 
@@ -128,7 +141,16 @@ class DeleteSettings(Settings):
     yes: Annotated[bool, Option("Yes", "Do not ask for confirmation", short="y", in_ini=False)] = (
         False
     )
+    with_fragments: Annotated[
+        bool,
+        Option(
+            "WithFragments",
+            "Remove their fragments, too, from the stores directly, with this tool's credentials",
+            in_ini=False,
+        ),
+    ] = False
     format: OutcomeFormat = "table"
+    file_root: FileRoot = ""
 
 
 class EditSettings(Settings):
@@ -157,6 +179,15 @@ class AppendSettings(SelectionSettings):
         Option("Mapping", "Choice of each record's journal; all but random need keys", short="m"),
     ] = "random"
     base64: Annotated[bool, Option("Base64", "Keys are base64 (with framing lines)")] = False
+    delivery_timeout_s: Annotated[
+        Seconds,
+        Option(
+            "DeliveryTimeout",
+            "Longest time in which brokers take no more of an append, or fail it again and again; "
+            "0s for no limit",
+        ),
+        Field(ge=0),
+    ] = 120.0
 
 
 class ReadSettings(SelectionSettings):
@@ -322,7 +353,9 @@ COMMANDS = (
             "that exist with the given values stay as they are, so the command can be repeated, "
             "and adds partitions if --partitions is greater than before. It fails if one exists "
             "with other values.\n\n"
-            "Values that are not given are defaults, or those of the topic's first partition."
+            "Values that are not given are defaults, or those of the topic's first partition.\n\n"
+            "Journals that were deleted have left their fragments in the store: new ones of their "
+            "names refuse appends, and the command fails, unless --continue is given."
         ),
         examples=(
             ("gazctl journals create rides --partitions 3", "three partitions for JSON messages"),
@@ -346,14 +379,15 @@ COMMANDS = (
         (DELETE,),
         details=(
             "Asks for confirmation on a terminal. Fragments that are stored stay in their stores: "
-            "a new journal of the same name has them, and takes appends after `gazctl journals "
-            "reset-head`. Content that brokers have not stored yet is lost. More than 128 journals "
-            "are deleted in several transactions.\n\n"
+            "a new journal of the same name continues after them, by `gazctl journals create "
+            "--continue`. --with-fragments removes them. Content that brokers have not stored yet "
+            "is lost. More than 128 journals are deleted in several transactions.\n\n"
             "`gazctl journals list --help` describes selectors."
         ),
         examples=(
             ("gazctl journals delete app/log", "one journal"),
             ("gazctl journals delete -l topic=rides --yes", "all of a topic, without a question"),
+            ("gazctl journals delete -l topic=rides --with-fragments", "with all of their content"),
         ),
         arguments="[NAME...]",
         arguments_max=None,

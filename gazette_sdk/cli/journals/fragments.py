@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
@@ -31,24 +32,24 @@ from gazette_sdk.cli.journals.list import (
     select,
     selection_of,
 )
-from gazette_sdk.cli.program import CommandFailedError, Invocation, for_each
+from gazette_sdk.cli.program import CommandFailedError, Invocation
 from gazette_sdk.errors import (
     ConfigurationError,
-    FragmentNotFoundError,
     GazetteError,
     StoreAuthorizationError,
     StoreError,
     UnavailableError,
     WrongAppendOffsetError,
 )
+from gazette_sdk.fragment.listing import list_stored
 from gazette_sdk.fragment.registry import StoreRegistry
+from gazette_sdk.journals.heads import reset_head, stored_end
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import from_seconds, to_seconds
 from gazette_sdk.protocol.fragments import content_path, digest_of, length_of
-from gazette_sdk.transport.append.append import append
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.journal_reader import read_metadata
-from gazette_sdk.transport.listing import list_all_fragments, store_health
+from gazette_sdk.transport.listing import list_all_fragments, list_stores_again, store_health
+from gazette_sdk.transport.loop import for_each
 
 _SUM_DIGITS = 12
 
@@ -156,7 +157,10 @@ async def run_prune(invocation: Invocation) -> None:
             response = await stored_of(transport, journal)
             name = journal.spec.name
             removal.count(name, [each.spec for each in response.fragments])
-            await removal.remove(name, aged_fragments(journal.spec, response, time.time()))
+            aged = aged_fragments(journal.spec, response, time.time())
+            pruned = await removal.remove(name, aged)
+            if settings.yes and pruned.pruned_fragments:
+                await list_stores_again(transport, journal)
 
 
 def aged_fragments(
@@ -223,17 +227,14 @@ async def _reset(transport: Transport, listed: pb.ListResponse.Journal) -> str:
     absent = ", ".join(f"{broker.zone}/{broker.suffix}" for broker in listed.waiting.brokers)
     try:
         async with asyncio.timeout(JOURNAL_TIMEOUT_S):
-            head = (await read_metadata(transport, journal, -1)).offset
+            head = await stored_end(transport, journal)
             if absent and head == 0:
                 raise UnavailableError(
                     f"it waits for {absent}, and nothing of it is stored; start one of them over "
                     "its spool directory, or delete the journal and create it again",
                     journal=journal,
                 )
-            request = pb.AppendRequest(
-                journal=journal, offset=head, suspend=pb.AppendRequest.SUSPEND_KEEP
-            )
-            await append(transport, request, [])
+            await reset_head(transport, journal, head)
     except WrongAppendOffsetError:
         _log.info("did not reset write head: others write to the journal", extra=fields)
     except TimeoutError:
@@ -367,14 +368,9 @@ class FragmentRemoval:
         return pruned
 
     async def _remove(self, fragment: pb.Fragment) -> None:
-        path, fields = content_path(fragment), _fields(fragment)
+        fields = _fields(fragment)
         _log.info("pruning fragment", extra={**fields, "size": length_of(fragment)})
-        if not self._settings.yes:
-            return
-        try:
-            store = await self._stores.aget(fragment.backing_store)
-            await asyncio.to_thread(store.remove, path)
-        except FragmentNotFoundError:
+        if self._settings.yes and not await self._stores.remove(fragment):
             _log.info("the fragment has already been removed", extra=fields)
 
     async def __aenter__(self) -> Self:
@@ -423,6 +419,53 @@ def _fields(fragment: pb.Fragment) -> dict[str, object]:
     """Return what a log says of a fragment."""
     path = content_path(fragment)
     return {"journal": fragment.journal, "path": path, "mod": fragment.mod_time}
+
+
+UPLOADS_END_S = 1.0
+"""Pause before the stores of deleted journals are listed again: a broker may be uploading."""
+
+LISTINGS_MAX = 10
+"""Listings of these stores, of which the last one shows nothing."""
+
+
+async def remove_stored(specs: Sequence[pb.JournalSpec], file_root: Path | None) -> int:
+    """Remove all stored fragments of journals that were just deleted. Return their number.
+
+    Args:
+        specs: of the journals.
+        file_root: directory of ``file://`` stores.
+
+    Raises:
+        StoreError: a store could not be listed, or refuses a removal.
+        CommandFailedError: brokers continue to store fragments.
+    """
+    stores = StoreRegistry(file_root)
+    removed = 0
+
+    async def remove_all() -> int:
+        found: list[pb.Fragment] = []
+        for spec in specs:
+            for url in spec.fragment.stores:
+                store = await stores.aget(url)
+                listed = await asyncio.to_thread(list_stored, store, spec.name)
+                found += [each.fragment for each in listed]
+        await for_each(found, stores.remove, REMOVALS_MAX)
+        return len(found)
+
+    try:
+        for number in range(LISTINGS_MAX):
+            if number:
+                await asyncio.sleep(UPLOADS_END_S)
+            found = await remove_all()
+            removed += found
+            if number and not found:
+                return removed
+    finally:
+        await stores.aclose()
+    raise CommandFailedError(
+        f"{removed} fragments were removed, and brokers go on storing more; run it again for a "
+        "journal of the same name: `gazctl journals create --continue`, and delete it again"
+    )
 
 
 def _check_not_in_files(fragments: Iterable[pb.Fragment]) -> None:

@@ -29,7 +29,7 @@ import orjson
 from gazette_sdk.cli.client import open_broker
 from gazette_sdk.cli.formats import NONE, iec_bytes, listing_text, write_table
 from gazette_sdk.cli.journals.commands import LIST, ListSettings
-from gazette_sdk.cli.program import CommandFailedError, Invocation, for_each
+from gazette_sdk.cli.program import CommandFailedError, Invocation
 from gazette_sdk.errors import STATUS_NAMES, ConfigurationError, GazetteError, UnavailableError
 from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.journals.changes import AppliedChange, warn_without_spare
@@ -41,6 +41,7 @@ from gazette_sdk.protocol.names import validate_journal
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.journal_reader import read_metadata
 from gazette_sdk.transport.listing import WatchedList, list_journals
+from gazette_sdk.transport.loop import for_each
 from gazette_sdk.transport.wire import Target
 
 

@@ -18,15 +18,18 @@ from gazette_sdk.cli.client import open_broker
 from gazette_sdk.cli.edit_loop import edit
 from gazette_sdk.cli.formats import load, proto_text
 from gazette_sdk.cli.journals.commands import APPLY, CREATE, DELETE, EDIT, SUSPEND, CreateSettings
+from gazette_sdk.cli.journals.fragments import remove_stored
 from gazette_sdk.cli.journals.list import (
     OutcomeFormat,
+    file_root_of,
     list_some,
+    missing_file_root,
     select,
     selection_of,
     show_outcomes,
     yaml_of,
 )
-from gazette_sdk.cli.program import CommandFailedError, Invocation, for_each
+from gazette_sdk.cli.program import CommandFailedError, Invocation
 from gazette_sdk.errors import (
     CallError,
     ConfigurationError,
@@ -51,6 +54,7 @@ from gazette_sdk.protocol import journalspace
 from gazette_sdk.protocol import rules as rpc
 from gazette_sdk.transport.append.append import append
 from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.loop import for_each
 
 BLOCK_BYTES = 1 << 20
 """Greatest size of a block. Blocks of a pipe are smaller if less is available."""
@@ -206,7 +210,14 @@ async def run_create(invocation: Invocation) -> None:
     options = options_of(settings)
     (name,) = invocation.arguments
     async with open_broker(invocation) as transport:
-        made = await create_journals(transport, name, settings.partitions, options)
+        made = await create_journals(
+            transport,
+            name,
+            settings.partitions,
+            options,
+            continues=settings.continues,
+            force=settings.force,
+        )
     show_outcomes(made, settings.format)
 
 
@@ -253,10 +264,11 @@ async def run_edit(invocation: Invocation) -> None:
 
 
 _KEPT = (
-    "Fragments that are stored stay in their stores: a new journal of the same name has them, and "
-    "takes appends after `gazctl journals reset-head`. Content that brokers have not stored yet is "
-    "lost."
+    "Fragments that are stored stay in their stores: a new journal of the same name continues "
+    "after them, by `gazctl journals create --continue`. Content that brokers have not stored yet "
+    "is lost."
 )
+_ALL_LOST = "All of their content is lost: fragments are removed from the stores, too."
 
 
 async def run_delete(invocation: Invocation) -> None:
@@ -269,9 +281,15 @@ async def run_delete(invocation: Invocation) -> None:
         )
     async with open_broker(invocation) as transport:
         found = await _select(transport, names, settings.selector)
+    root = file_root_of(settings.file_root)
+    if settings.with_fragments and root is None:
+        for each in found:
+            if any(url.startswith("file:") for url in each.spec.fragment.stores):
+                raise missing_file_root(each.spec.name)
+    lost = _ALL_LOST if settings.with_fragments else _KEPT
     asks = not settings.yes and sys.stdin.isatty()
     if asks:
-        await _confirm(found)
+        await _confirm(found, lost)
     changes = [
         pb.ApplyRequest.Change(delete=each.spec.name, expect_mod_revision=each.mod_revision)
         for each in found
@@ -279,8 +297,12 @@ async def run_delete(invocation: Invocation) -> None:
     # Opened again: the connection may not survive a long time of thinking.
     async with open_broker(invocation) as transport:
         await apply_and_show(transport, changes, TXN_CHANGES_MAX, settings.format)
-    if not asks:
-        sys.stderr.write(f"{_KEPT}\n")
+    if settings.with_fragments:
+        removed = await remove_stored([each.spec for each in found], root)
+        many = "fragments" if removed != 1 else "fragment"
+        sys.stderr.write(f"Removed {removed} {many} from the stores.\n")
+    elif not asks:
+        sys.stderr.write(f"{lost}\n")
 
 
 async def _select(
@@ -301,8 +323,12 @@ async def _select(
     return [found[name] for name in names]
 
 
-async def _confirm(found: Sequence[pb.ListResponse.Journal]) -> None:
+async def _confirm(found: Sequence[pb.ListResponse.Journal], lost: str) -> None:
     """Ask on the terminal.
+
+    Args:
+        found: the journals to delete.
+        lost: what is lost with them.
 
     Raises:
         CommandFailedError: the answer is no.
@@ -310,7 +336,7 @@ async def _confirm(found: Sequence[pb.ListResponse.Journal]) -> None:
     for each in found:
         sys.stderr.write(f"  {each.spec.name}\n")
     count = "this journal" if len(found) == 1 else f"these {len(found)} journals"
-    sys.stderr.write(f"{_KEPT}\nDelete {count}? [y/N] ")
+    sys.stderr.write(f"{lost}\nDelete {count}? [y/N] ")
     sys.stderr.flush()
     answer = b""
     async for block in blocks(sys.stdin.buffer):

@@ -49,6 +49,12 @@ class ListSettings(Settings):
     errors: Annotated[
         bool, Option("Errors", "Show why shards have failed in the table", short="e")
     ] = False
+    fail_on: Annotated[
+        Literal["none", "failed"],
+        Option(
+            "FailOn", "Exit with status 1 if a shard has failed, or never for that", in_ini=False
+        ),
+    ] = "none"
 
 
 class ApplySettings(Settings):
@@ -157,6 +163,7 @@ COMMANDS = (
             ("gazctl shards list", "all shards"),
             ("gazctl shards list -p -r --rf --lag", "with their processes, and what is unread"),
             ("gazctl shards list -l app.gazette.dev/managed-by=totals --errors", "of one handler"),
+            ("gazctl shards list --fail-on failed", "for a check that runs on a schedule"),
             ("gazctl shards list -l id:prefix=totals/ -o yaml", "specs to edit and apply"),
         ),
     ),

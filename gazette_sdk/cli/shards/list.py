@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gazette_sdk.cli.client import SHARDS_BROKER_CLIENT, SHARDS_ZONE, open_broker, open_consumer
 from gazette_sdk.cli.formats import NONE, listing_text, write_table
-from gazette_sdk.cli.program import CommandFailedError, Invocation, for_each
+from gazette_sdk.cli.program import CommandFailedError, Invocation
 from gazette_sdk.cli.shards.commands import LIST, ListSettings
 from gazette_sdk.errors import ConfigurationError, GazetteError, ShardStatusError
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -25,6 +25,7 @@ from gazette_sdk.protocol.shard_spec import desired_replication, reduce_status
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.journal_reader import read_metadata
+from gazette_sdk.transport.loop import for_each
 
 
 def required_selector(text: str) -> pb.LabelSelector:
@@ -127,7 +128,11 @@ async def _head(transport: Transport, journal: str) -> int | None:
 
 
 async def run(invocation: Invocation) -> None:
-    """List shards."""
+    """List shards.
+
+    Raises:
+        CommandFailedError: a shard has failed, and that is to end the command with status 1.
+    """
     settings = invocation.settings(LIST)
     if settings.lag and settings.format != "table":
         raise ConfigurationError("--lag needs -o table: other formats are of specs alone")
@@ -144,6 +149,22 @@ async def run(invocation: Invocation) -> None:
         case form:
             sys.stdout.write(listing_text(listing, form, yaml_of))
     sys.stdout.flush()
+    if settings.fail_on == "failed":
+        _check_none_has_failed(listing)
+
+
+def _check_none_has_failed(listing: cpb.ListResponse) -> None:
+    """Raise a CommandFailedError if a listed shard has failed."""
+    failed = [
+        shard.spec.id
+        for shard in listing.shards
+        if reduce_status(shard.status).code == cpb.ReplicaStatus.FAILED
+    ]
+    if failed:
+        raise CommandFailedError(
+            f"{len(failed)} of {len(listing.shards)} shards have failed, such as {failed[0]}; "
+            "`gazctl shards list --errors` shows why"
+        )
 
 
 def yaml_of(listing: cpb.ListResponse) -> str:

@@ -12,7 +12,7 @@ from gazette_sdk.cli.client import SHARDS_BROKER_CLIENT, SHARDS_ZONE, open_broke
 from gazette_sdk.cli.formats import write_table
 from gazette_sdk.cli.journals.fragments import FragmentRemoval, Pruned, stored_of
 from gazette_sdk.cli.journals.list import is_fully_suspended
-from gazette_sdk.cli.program import CommandFailedError, Invocation, for_each
+from gazette_sdk.cli.program import CommandFailedError, Invocation
 from gazette_sdk.cli.shards.commands import PRUNE, UNASSIGN, UnassignSettings
 from gazette_sdk.cli.shards.list import required_selector
 from gazette_sdk.journals.changes import Existing, list_named
@@ -23,7 +23,8 @@ from gazette_sdk.protocol.shard_spec import matches_shard, recovery_log
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.recovery.prune import PrunePlan, ShardHints
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.listing import store_health
+from gazette_sdk.transport.listing import list_stores_again, store_health
+from gazette_sdk.transport.loop import for_each
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +53,10 @@ async def run_prune(invocation: Invocation) -> None:
         async with removal:
             for log in sorted(plan.segments.keys() - plan.kept.keys()):
                 unneeded = await _unneeded(transport, plan, logs[log], removal)
-                _audit(plan, log, await removal.remove(log, unneeded))
+                pruned = await removal.remove(log, unneeded)
+                _audit(plan, log, pruned)
+                if settings.yes and pruned.pruned_fragments:
+                    await list_stores_again(transport, logs[log])
     if failed := removal.total.failed:
         raise CommandFailedError(f"failed to remove {failed} fragments; the log says which and why")
 

@@ -24,10 +24,8 @@ from pydantic import Field
 
 from gazette_sdk.cli.program import Command, CommandFailedError, Invocation, TimeoutSettings
 from gazette_sdk.cli.settings import OutcomeFormat
-from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.errors import ConfigurationError, needs_extra
 from gazette_sdk.server.options import Group, Option, Settings
-
-NO_PYSPARK = "PySpark is not installed; pip install 'gazette-sdk[spark]'"
 
 _ADDRESS = Option(
     "Address", "Address of a broker, which executors reach, too", env="GAZETTE_ADDRESS"
@@ -259,6 +257,10 @@ def run(invocation: Invocation) -> None:
         summary, failure = Path(directory, "summary"), Path(directory, "failure")
         if summary.exists():
             sys.stdout.write(summary.read_text(encoding="utf-8"))
+        elif not status:
+            sys.stderr.write(
+                f"{pipeline}: its driver ran in the cluster, with the summary in its log\n"
+            )
         if status:
             reason = failure.read_text(encoding="utf-8") if failure.exists() else "see above"
             raise CommandFailedError(f"{pipeline}: {reason} (spark-submit: status {status})")
@@ -293,9 +295,10 @@ def _spark_submit() -> str:
         raise ConfigurationError("Spark needs Java 17 or later; install it, or set JAVA_HOME")
     if home := os.environ.get("SPARK_HOME"):
         return str(Path(home) / "bin" / "spark-submit")
-    found = find_spec("pyspark")
-    if found is None or found.origin is None:
-        raise ConfigurationError(NO_PYSPARK)
+    with needs_extra("spark", "jobs of Spark"):
+        found = find_spec("pyspark")
+        if found is None or found.origin is None:
+            raise ModuleNotFoundError(name="pyspark")
     return str(Path(found.origin).parent / "bin" / "spark-submit")
 
 

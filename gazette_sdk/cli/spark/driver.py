@@ -2,7 +2,8 @@
 
 Its argument is a JSON array of the pipeline's name, the format of the summary, its options, and a
 directory for its outcome: ``spark-submit`` mixes what a program writes to standard output and to
-standard error. The files are ``summary`` and, if it failed, ``failure``.
+standard error. The files are ``summary`` and, if it failed, ``failure``. A driver that the cluster
+runs (``--deploy-mode cluster``) has no such directory: its outcome is in its own output.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
@@ -52,23 +53,32 @@ Rows = tuple[Sequence[str], Sequence[Sequence[Any]]]
 def main(arguments: Sequence[str]) -> int:
     """Run a pipeline and write its outcome; return the exit status."""
     name, output, options, directory = json.loads(arguments[0])
+    outcome = Path(directory)
+    is_beside_command = outcome.is_dir()
     spark = SparkSession.builder.getOrCreate()
     # Ctrl-C reaches the JVM, too, which PySpark's own handler would ask to cancel its jobs.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         spark.dataSource.register(GazetteDataSource)
         (headers, rows), failure = PIPELINES[name](spark, options)
-        with Path(directory, "summary").open("w", encoding="utf-8") as file:
+        with _opened(outcome / "summary") if is_beside_command else nullcontext(sys.stdout) as file:
             _write_summary(output, headers, rows, file)
     except (GazetteError, PySparkException, Py4JError) as error:
         failure = reason_of(error)
     finally:
         with suppress(Py4JError, OSError):  # the JVM may have ended
             spark.stop()
-    if failure:
-        with suppress(FileNotFoundError):  # the command was interrupted, and removed it
-            Path(directory, "failure").write_text(failure, encoding="utf-8")
+    if failure and is_beside_command:
+        with suppress(FileNotFoundError), _opened(outcome / "failure") as file:
+            file.write(failure)
+    elif failure:
+        _progress(f"{name}: {failure}")
     return 1 if failure else 0
+
+
+def _opened(path: Path) -> TextIO:
+    """Open a file of the outcome. If the command was interrupted, it has removed the directory."""
+    return path.open("w", encoding="utf-8")
 
 
 def _write_summary(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import orjson
 
 from gazette_sdk.cli.formats import NONE, write_table
 from gazette_sdk.cli.program import Invocation
-from gazette_sdk.cli.spark.commands import CREATE_LOG, DELETE_LOGS, LIST_LOGS, NO_PYSPARK, WRITER
+from gazette_sdk.cli.spark.commands import CREATE_LOG, DELETE_LOGS, LIST_LOGS, WRITER
 from gazette_sdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -32,8 +30,7 @@ async def list_logs(invocation: Invocation) -> None:
     Raises:
         GazetteError: PySpark is not installed, or a call failed.
     """
-    with _needs_pyspark():
-        from gazette_spark import transactions  # noqa: PLC0415 - imports PySpark
+    from gazette_spark import transactions  # noqa: PLC0415 - imports PySpark, if it is there
 
     settings = invocation.settings(LIST_LOGS)
     _show(await transactions.alist_logs(**settings.where()), settings.format)
@@ -45,8 +42,7 @@ async def complete(invocation: Invocation) -> None:
     Raises:
         GazetteError: PySpark is not installed, the writer has no log, or a call failed.
     """
-    with _needs_pyspark():
-        from gazette_spark import transactions  # noqa: PLC0415 - imports PySpark
+    from gazette_spark import transactions  # noqa: PLC0415 - imports PySpark, if it is there
 
     [writer] = invocation.arguments
     number = await transactions.acomplete(writer, **invocation.settings(WRITER).where())
@@ -60,8 +56,7 @@ async def create(invocation: Invocation) -> None:
     Raises:
         GazetteError: PySpark is not installed, the log has records, or a call failed.
     """
-    with _needs_pyspark():
-        from gazette_spark import transactions  # noqa: PLC0415 - imports PySpark
+    from gazette_spark import transactions  # noqa: PLC0415 - imports PySpark, if it is there
 
     settings = invocation.settings(CREATE_LOG)
     [writer] = invocation.arguments
@@ -76,8 +71,7 @@ async def delete(invocation: Invocation) -> None:
         ConfigurationError: it is asked both to delete open logs and to delete nothing.
         GazetteError: PySpark is not installed, a writer has no log, or a call failed.
     """
-    with _needs_pyspark():
-        from gazette_spark import transactions  # noqa: PLC0415 - imports PySpark
+    from gazette_spark import transactions  # noqa: PLC0415 - imports PySpark, if it is there
 
     settings = invocation.settings(DELETE_LOGS)
     if settings.yes and settings.dry_run:
@@ -104,15 +98,6 @@ async def delete(invocation: Invocation) -> None:
                 " they are not acknowledged; complete it by `gazette spark transactions complete"
                 f" {each.writer}`, or give it up by --yes\n"
             )
-
-
-@contextmanager
-def _needs_pyspark() -> Iterator[None]:
-    """Raise a ConfigurationError where PySpark is not installed."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(NO_PYSPARK) from error
 
 
 def _show(found: Sequence[LogState], form: str, outcomes: Sequence[str] = ()) -> None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from gazette_sdk.errors import StoreError
+from gazette_sdk.errors import StoreError, install_text
 from gazette_sdk.fragment.stores.base import ObjectStatus, Store, StoredContent, StoredObject
 from gazette_sdk.fragment.stores.file import FileStore, MemoryStore
 from gazette_sdk.protocol.names import StoreURL, parse_store_url
@@ -120,8 +120,7 @@ def _backend(parsed: StoreURL) -> Store:
         backend: type[Store] = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         raise StoreError(
-            f"{parsed.public}: {parsed.scheme} stores need the Python package {error.name!r}; "
-            f'run `pip install "gazette-sdk[{extra}]"`',
+            f"{parsed.public}: {install_text(error, extra, f'{parsed.scheme} stores')}",
             store=parsed.url,
         ) from error
     return backend(parsed)

@@ -9,6 +9,7 @@ Protobuf messages to columns: each column at once, of the fields that are wanted
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -75,8 +76,9 @@ class CsvColumns:
         fields = self._fields
         content = pa.py_buffer(buffer).slice(frames.begins[0], frames.ends[-1] - frames.begins[0])
         names = [_UUID, *(field.name for field in fields)]
-        found = _field_count(bytes(buffer[frames.begins[0] : frames.ends[0]]))
-        if found < len(names):
+        first = bytes(buffer[frames.begins[0] : frames.ends[0]])
+        found = _field_count(first)
+        if found < len(names) or first.startswith(codecs.BOM_UTF8):  # which pyarrow leaves out
             return None
         names += [f"\0{at}" for at in range(len(names), found)]
         parsed = {

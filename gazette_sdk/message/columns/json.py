@@ -39,7 +39,13 @@ from gazette_sdk.message.columns.batches import (
     uuid_column,
 )
 from gazette_sdk.message.columns.layout import sliced_columns
-from gazette_sdk.message.columns.schema import converted, holds_required, parsed_field
+from gazette_sdk.message.columns.schema import (
+    converted,
+    holds_floats,
+    holds_required,
+    is_finite,
+    parsed_field,
+)
 from gazette_sdk.message.kinds.json import (
     UuidPlace,
     holds_long_times,
@@ -170,17 +176,33 @@ def is_parsed_by_arrow(kind: pa.DataType, bytes_form: BytesForm) -> bool:
     return all(is_parsed_by_arrow(part, bytes_form) for part in parts)
 
 
+TAKES_ANY = {b"gazette.text": b"any"}
+"""Metadata of a schema whose columns of text take any value of JSON, as it is written."""
+
+
 class JsonObjects:
     """Decoder of JSON objects to a table.
 
     Args:
         schema: columns wanted, with their types. Keys without a column are ignored.
         bytes_form: form of bytes in JSON.
+        takes_any: a column of text takes a value that is no text as it is written.
     """
 
-    def __init__(self, schema: pa.Schema, bytes_form: BytesForm = "utf8") -> None:
+    def __init__(
+        self, schema: pa.Schema, bytes_form: BytesForm = "utf8", *, takes_any: bool = False
+    ) -> None:
         self._schema = schema
-        row = _typed_dict([(field.name, field.type) for field in schema], bytes_form)
+        self._texts = {
+            field.name: made
+            for field in schema
+            if takes_any and (made := _text_maker(field.type)) is not None
+        }
+        row = _typed_dict(
+            [(field.name, field.type) for field in schema],
+            bytes_form,
+            msgspec.Raw if takes_any else str,
+        )
         self._decode = msgspec.json.Decoder(row, dec_hook=_decoded_bytes).decode_lines
         self._cut_times = time_cutter(row)
 
@@ -197,31 +219,41 @@ class JsonObjects:
             objects = self._decode(block)
         except msgspec.DecodeError as error:
             raise ValueError(str(error)) from error
-        columns = [
-            pa.array([each.get(field.name) for each in objects], type=field.type)
-            for field in self._schema
-        ]
+        columns = []
+        for field in self._schema:
+            values = [each.get(field.name) for each in objects]
+            if field.name in self._texts:
+                values = [self._texts[field.name](each) for each in values]
+            columns.append(pa.array(values, type=field.type))
         return pa.Table.from_arrays(columns, schema=self._schema)
 
 
-def _typed_dict(fields: list[tuple[str, pa.DataType]], bytes_form: BytesForm) -> Any:
-    types = {name: _python_type(kind, bytes_form) for name, kind in fields}
+def _typed_dict(fields: list[tuple[str, pa.DataType]], bytes_form: BytesForm, text: type) -> Any:
+    types = {name: _python_type(kind, bytes_form, text) for name, kind in fields}
     return TypedDict("Object", types, total=False)  # type: ignore[operator]
 
 
-def _python_type(kind: pa.DataType, bytes_form: BytesForm) -> Any:
-    """Return the annotation of values that Arrow converts to a type, or null."""
+def _python_type(kind: pa.DataType, bytes_form: BytesForm, text: type = str) -> Any:
+    """Return the annotation of values that Arrow converts to a type, or null.
+
+    Args:
+        kind: the type.
+        bytes_form: form of bytes in JSON.
+        text: annotation of texts; ``msgspec.Raw`` for those made of any value.
+    """
+    if _is_text(kind) and text is msgspec.Raw:
+        return text
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     found: Any = None
     if pa.types.is_struct(kind):
         fields = [(kind.field(at).name, kind.field(at).type) for at in range(kind.num_fields)]
-        found = _typed_dict(fields, bytes_form)
+        found = _typed_dict(fields, bytes_form, text)
     elif pa.types.is_map(kind):
-        key, item = (_python_type(each, bytes_form) for each in (kind.key_type, kind.item_type))
-        found = dict.__class_getitem__((_not_null(key), item))
+        key = _not_null(_python_type(kind.key_type, bytes_form))
+        found = dict.__class_getitem__((key, _python_type(kind.item_type, bytes_form, text)))
     elif pa.types.is_nested(kind) and kind.num_fields == 1:
-        found = list.__class_getitem__(_python_type(kind.field(0).type, bytes_form))
+        found = list.__class_getitem__(_python_type(kind.field(0).type, bytes_form, text))
     elif _is_binary(kind):
         found = _BYTES[bytes_form]
     if found is not None:
@@ -232,6 +264,43 @@ def _python_type(kind: pa.DataType, bytes_form: BytesForm) -> Any:
 def _not_null(annotation: Any) -> Any:
     """Return the annotation of keys of an object, which are never null, nor numbers of times."""
     return annotation.__args__[0] if hasattr(annotation, "__args__") else annotation
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _text_maker(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """Return the function that makes texts of the parts of a value; None if it has no texts."""
+    if _is_text(kind):
+        return _text_of
+    if pa.types.is_struct(kind):
+        fields = [kind.field(at) for at in range(kind.num_fields)]
+        found = {each.name: made for each in fields if (made := _text_maker(each.type))}
+        return (lambda value: value and {**value, **_made(found, value)}) if found else None
+    is_map = pa.types.is_map(kind)
+    if not is_map and not (pa.types.is_nested(kind) and kind.num_fields == 1):
+        return None
+    item = _text_maker(kind.item_type if is_map else kind.field(0).type)
+    if item is None:
+        return None
+    if is_map:
+        return lambda value: value and {key: item(each) for key, each in value.items()}
+    return lambda value: value and [item(each) for each in value]
+
+
+def _made(makers: dict[str, Callable[[Any], Any]], value: dict[str, Any]) -> dict[str, Any]:
+    return {name: make(value[name]) for name, make in makers.items() if name in value}
+
+
+def _text_of(raw: bytes | None) -> str | None:
+    """Return the text of a value: its own, or how it is written if it is no text."""
+    if raw is None:
+        return None
+    written = bytes(raw)
+    if written[:1] == b'"':
+        return msgspec.json.decode(written, type=str)
+    return None if written == b"null" else written.decode()
 
 
 def _is_binary(kind: pa.DataType) -> bool:
@@ -335,9 +404,16 @@ class JsonColumns:
         # A column of the UUID's own key is parsed like any other.
         self._place = None if key in names else UuidPlace(key, 2)
         is_parsed = all(is_parsed_by_arrow(field.type, bytes_form) for field in self._fields)
+        takes_any = TAKES_ANY.items() <= (schema.metadata or {}).items()
         self._holds_decimals = any(_holds_decimals(field.type) for field in self._fields)
+        self._floats = [field.name for field in self._fields if holds_floats(field.type)]
         self._bytes_form = bytes_form
-        self._objects = None if is_parsed else JsonObjects(self._fields, bytes_form)
+        self._takes_any = (
+            JsonObjects(self._fields, bytes_form, takes_any=True) if takes_any else None
+        )
+        self._objects = (
+            None if is_parsed else self._takes_any or JsonObjects(self._fields, bytes_form)
+        )
 
     def parse(self, lines: Lines) -> Parsed:
         """Return the columns of lines, up to the first bad one."""
@@ -450,10 +526,13 @@ class JsonColumns:
         try:
             table = self._parsed(lines.block)
         except pa.ArrowInvalid as error:
-            if _TWICE not in str(error):
+            if self._takes_any is not None:
+                table = self._takes_any.table(lines.block)
+            elif _TWICE in str(error):
+                # pyarrow refuses a key that an object has twice. All other readers take the last.
+                table = self._parsed(_with_last_values(lines.block))
+            else:
                 raise
-            # pyarrow refuses a key that an object has twice. All other readers take the last.
-            table = self._parsed(_with_last_values(lines.block))
         if table.num_rows != len(lines):
             raise ValueError("a line holds more than one object")
         _check_utf8(lines.block)  # pyarrow does not
@@ -480,10 +559,12 @@ class JsonColumns:
             )
         except pa.ArrowNotImplementedError:
             # pyarrow cannot parse these types at all: from now on objects are decoded.
-            self._objects = JsonObjects(self._fields, self._bytes_form)
+            self._objects = self._takes_any or JsonObjects(self._fields, self._bytes_form)
             return self._objects.table(content)
         if self._holds_decimals:
             table.validate(full=True)  # pyarrow takes integers of more digits
+        if not all(is_finite(table.column(name)) for name in self._floats):
+            raise ValueError("NaN and Infinity are no JSON")  # which pyarrow takes
         return table
 
     def _explained(self, line: bytes, cause: Exception) -> Exception:

@@ -129,7 +129,11 @@ _PYDANTIC: dict[type[Any], pa.DataType] = {
 
 
 def _json_fields(message_type: type[Any]) -> Iterator[tuple[str, mi.Type | pa.DataType]]:
-    """Yield the key and type of each field of a class, as it is written."""
+    """Yield the key and type of each field of a class, as it is written.
+
+    Raises:
+        ConfigurationError: the type of a field cannot be found.
+    """
     if not issubclass(message_type, pydantic.BaseModel):
         found = mi.type_info(message_type)
         assert isinstance(found, (mi.StructType, mi.DataclassType))
@@ -139,7 +143,11 @@ def _json_fields(message_type: type[Any]) -> Iterator[tuple[str, mi.Type | pa.Da
     for name, field in message_type.model_fields.items():
         if not field.exclude:
             key = field.serialization_alias or field.alias or name
-            yield key, _decimal_of(field.metadata) or mi.type_info(field.annotation)
+            try:
+                found = _decimal_of(field.metadata) or mi.type_info(field.annotation)
+            except TypeError as error:  # an Enum of values of several types
+                raise _Place(message_type, key).error(f"is of a type ({error})") from error
+            yield key, found
 
 
 def _decimal_of(metadata: Iterable[Any]) -> pa.DataType | None:
@@ -507,6 +515,35 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     )
+
+
+def is_finite(column: pa.ChunkedArray) -> bool:
+    """Return True if a column holds no NaN and no infinite number, at any depth."""
+    return not holds_floats(column.type) or all(map(_is_finite_array, column.chunks))
+
+
+def holds_floats(kind: pa.DataType) -> bool:
+    """Return True if values of a type hold floating-point numbers, at any depth."""
+    if pa.types.is_dictionary(kind):
+        return holds_floats(kind.value_type)
+    parts = (kind.field(at).type for at in range(kind.num_fields))
+    return bool(pa.types.is_floating(kind)) or any(map(holds_floats, parts))
+
+
+def _is_finite_array(array: pa.Array) -> bool:
+    kind = array.type
+    if not holds_floats(kind):
+        return True
+    if pa.types.is_floating(kind):
+        return bool(np.isfinite(array.drop_null().to_numpy()).all())
+    if pa.types.is_dictionary(kind):
+        return _is_finite_array(array.dictionary_decode())
+    if pa.types.is_struct(kind):
+        return all(map(_is_finite_array, array.flatten()))
+    if pa.types.is_map(kind):
+        begin, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
+        return all(_is_finite_array(each[begin:end]) for each in (array.keys, array.items))
+    return _is_finite_array(array.flatten())
 
 
 def first_lacking(

@@ -23,6 +23,6 @@ An adapter (:class:`Kind`) is found by class and form, see :func:`kind_of`. In r
 
 from gazette_sdk.message.kinds.base import Decoded, JsonMessage, Kind, Spliced
 from gazette_sdk.message.kinds.others import CsvRecord
-from gazette_sdk.message.kinds.registry import kind_of, validator_of
+from gazette_sdk.message.kinds.registry import kind_of, known_kind
 
-__all__ = ["CsvRecord", "Decoded", "JsonMessage", "Kind", "Spliced", "kind_of", "validator_of"]
+__all__ = ["CsvRecord", "Decoded", "JsonMessage", "Kind", "Spliced", "kind_of", "known_kind"]

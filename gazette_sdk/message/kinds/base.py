@@ -199,6 +199,14 @@ class Kind(abc.ABC, Generic[M]):
             ValidationError: the message has a value that cannot be written in this form.
         """
 
+    def check_readable(self, message: M) -> None:
+        """Check that the class reads what is written of a message.
+
+        Raises:
+            ValidationError: it does not, or the message cannot be encoded.
+        """
+        del message  # of most kinds, all that can be written can be read
+
     def encode_many(self, messages: Sequence[M]) -> Spliced | None:
         """Return the payloads of messages without their UUIDs, in bulk.
 

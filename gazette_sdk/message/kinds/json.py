@@ -52,6 +52,7 @@ from gazette_sdk.message.uuid import (
     RawUuid,
     Stamp,
     is_uuid_text,
+    new_producer_id,
     parse_raw_uuid,
 )
 from gazette_sdk.user_code import EXITS, call, call_each, check_raised, text_of
@@ -437,6 +438,21 @@ class JsonKind(Kind[Any]):
             return b'%b%b"}' % (self._prefix, stamp.text())
         return b'%b%b",%b' % (self._prefix, stamp.text(), body[1:])
 
+    def check_readable(self, message: Any) -> None:
+        """Check that the class reads what is written of a message: read it."""
+        stamp = Stamp(new_producer_id())
+        stamp.tick_now()
+        payload = self.encode(message, stamp)
+        try:
+            self._decode_one(payload)
+        except DECODE_ERRORS as error:
+            name = self.message_type.__qualname__
+            raise ValidationError(
+                f"a Reader({name}) could not read this {name}: {text_of(error)}; mend its values, "
+                "or the class; Publisher(validate=False) publishes it for readers of other classes",
+                kind="unreadable",
+            ) from error
+
     def encode_many(self, messages: Sequence[Any]) -> Spliced | None:
         """Return the messages' objects in bulk; None where the UUID is a field of the class."""
         if self._field is not None:
@@ -600,6 +616,9 @@ class DictKind(JsonKind):
         super().__init__(message_type, decode_object, key=KEY)
         self._dumps = _encode_dict
 
+    def check_readable(self, message: Any) -> None:
+        """Any object that can be written can be read as a dict."""
+
     def _lines(self, messages: Sequence[Any]) -> bytes | None:
         if any(map(dict.__contains__, messages, itertools.repeat(KEY))):
             return None
@@ -668,7 +687,8 @@ class TypedKind(JsonKind):
             decoder = msgspec.json.Decoder(message_type)
         except (TypeError, NameError) as error:
             raise ValidationError(
-                f"{message_type.__qualname__} has a field that JSON cannot hold: {error}",
+                f"{message_type.__qualname__} has a field that JSON cannot hold"
+                f"{_refused_field(message_type, names.values())}: {error}",
                 kind="message_type",
             ) from error
         self._cut_times = time_cutter(message_type)
@@ -735,6 +755,20 @@ class TypedKind(JsonKind):
         except DECODE_ERRORS:
             return None
         return messages if len(messages) == len(frames) else None
+
+
+def _refused_field(message_type: type[Any], fields: Iterable[str]) -> str:
+    """Return the name of the field that makes a class unusable, for its error; empty if unknown."""
+    try:
+        hints = typing.get_type_hints(message_type, include_extras=True)
+    except NameError:
+        return ""
+    for name in fields:
+        try:
+            msgspec.json.Decoder(hints[name])
+        except TypeError:
+            return f", {name!r}"
+    return ""
 
 
 def call_validate(message: Any) -> object:

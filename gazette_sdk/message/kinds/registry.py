@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -31,7 +30,7 @@ def kind_of(message_type: type[M], form: str, *, needs_uuid: bool = True) -> Kin
     Raises:
         ValidationError: objects of the class cannot hold a UUID, or have another form.
     """
-    found = _known_kind(message_type, needs_uuid=needs_uuid)
+    found = known_kind(message_type, needs_uuid=needs_uuid)
     if found.form != form:
         raise ValidationError(
             f"{message_type.__qualname__} is a {found.form} message, but the journal's framing"
@@ -49,20 +48,16 @@ _CLASSES = {
 }
 
 
-def validator_of(message_type: type[M], *, needs_uuid: bool = True) -> Callable[[M], object] | None:
-    """Return the function that refuses messages of a class; None if there is none.
-
-    Raises:
-        ValidationError: objects of the class cannot hold a UUID, see :func:`kind_of`.
-    """
-    return _known_kind(message_type, needs_uuid=needs_uuid).validate
-
-
 _known: dict[type, Kind[Any]] = {}
 """Adapters by class. Classes of messages are never dropped."""
 
 
-def _known_kind(message_type: type[M], *, needs_uuid: bool) -> Kind[M]:
+def known_kind(message_type: type[M], *, needs_uuid: bool = True) -> Kind[M]:
+    """Return the adapter of a class, in the one form that its messages have.
+
+    Raises:
+        ValidationError: objects of the class cannot hold a UUID, see :func:`kind_of`.
+    """
     if not isinstance(message_type, type):
         raise _no_class(message_type)
     found: Kind[M] = _known.get(message_type) or _made(message_type)

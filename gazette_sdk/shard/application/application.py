@@ -25,6 +25,7 @@ from gazette_sdk.protocol.labels import (
     CONTENT_TYPE,
     MANAGED_BY,
     NAME,
+    RECOVERY_LOG,
     label_set,
     parse_selector,
     value_of,
@@ -48,8 +49,6 @@ HINT_PREFIX = "/gazette/hints"
 HINT_BACKUPS = 2
 """Hints that are kept besides the newest."""
 
-LOG_CONTENT_TYPE = "application/x-gazette-recoverylog"
-"""Content type of recovery logs."""
 
 _ESCAPES = str.maketrans({"+": "+2B", "=": "+3D", "%": "+25"})
 
@@ -115,7 +114,7 @@ def generated(
     if isinstance(existing, AbstractMapping):
         read.update(*existing.values())
     for journal in sorted(journals, key=lambda spec: spec.name.encode()):
-        is_log = value_of(journal.labels, CONTENT_TYPE) == LOG_CONTENT_TYPE
+        is_log = value_of(journal.labels, CONTENT_TYPE) == RECOVERY_LOG
         has_shard = journal.name in read or shard_id(name, journal.name) in existing
         if is_log or has_shard or not may_read(journal):
             continue
@@ -149,7 +148,7 @@ def _log(shard: cpb.ShardSpec, source: pb.JournalSpec) -> pb.JournalSpec:
     spec = pb.JournalSpec(
         name=recovery_log(shard),
         replication=source.replication,
-        labels=label_set([(CONTENT_TYPE, LOG_CONTENT_TYPE)]),
+        labels=label_set([(CONTENT_TYPE, RECOVERY_LOG)]),
         fragment=source.fragment,
     )
     spec.fragment.ClearField("retention")
@@ -462,6 +461,11 @@ class Application(Generic[M, S]):
         self._validate_hooks(name)
 
     def _validate_sources(self, name: str) -> None:
+        if not isinstance(self.sources, str | Iterable | None):
+            raise ConfigurationError(
+                f"{name}: sources={self.sources!r}; use a selector as 'topic=orders', or names of"
+                " journals"
+            )
         _ = self.source_selector
         if self.sources is not None and not self.sources:
             raise ConfigurationError(f"{name}: sources is empty; leave it out, or name journals")

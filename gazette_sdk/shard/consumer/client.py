@@ -20,11 +20,11 @@ from gazette_sdk.errors import (
     UnavailableError,
     ValidationError,
 )
-from gazette_sdk.framing.registry import framing_for
+from gazette_sdk.framing.base import framing_for
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Authorizer, RequestedClaims, claims_for
-from gazette_sdk.protocol.labels import CONTENT_TYPE, label_set, value_of
+from gazette_sdk.protocol.labels import CONTENT_TYPE, RECOVERY_LOG, label_set, value_of
 from gazette_sdk.protocol.names import is_local, is_tls, strip_meta
 from gazette_sdk.protocol.rules import SHARD_RPCS_BY_NAME, Rpc
 from gazette_sdk.protocol.shard_spec import recovery_log, validate_shard_rpc
@@ -43,9 +43,6 @@ from gazette_sdk.transport.wire import (
     WireOptions,
     where,
 )
-
-RECOVERY_LOG_CONTENT_TYPE = "application/x-gazette-recoverylog"
-"""Content type of journals that are recovery logs."""
 
 _LISTED_MAX = 100
 """Names in the selector of one listing of journals."""
@@ -279,9 +276,9 @@ async def verify_references(transport: Transport, request: cpb.ApplyRequest) -> 
             _check_source(spec.id, strip_meta(source.journal), content_types)
         if log := recovery_log(spec):
             found = _content_type(spec.id, log, content_types)
-            if found != RECOVERY_LOG_CONTENT_TYPE:
+            if found != RECOVERY_LOG:
                 raise ValidationError(
-                    f"expected {log} to have content-type {RECOVERY_LOG_CONTENT_TYPE} but was "
+                    f"expected {log} to have content-type {RECOVERY_LOG} but was "
                     f"{found!r}; label the journal",
                     kind="no_recovery_log",
                     path=f"Shard[{spec.id}]",

@@ -38,6 +38,8 @@ class ConsumerConfig:
         workers: threads that run shards' code, at most.
         peer_tls: certificates toward peers.
         settings: settings of the application, by name.
+        prune_period_s: time between reports of what no recovery needs of recovery logs; 0 for none.
+        is_ready_with_failed: its port reports that it is ready also while a shard here has failed.
     """
 
     suffix: str
@@ -53,6 +55,8 @@ class ConsumerConfig:
     workers: int = 32
     peer_tls: Tls | None = None
     settings: dict[str, str] = field(default_factory=dict)
+    prune_period_s: float = 3600.0
+    is_ready_with_failed: bool = True
 
 
 def etcd_of_dev(address: str, *, remedy: str, broker_remedy: str) -> str:

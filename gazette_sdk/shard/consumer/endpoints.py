@@ -61,10 +61,9 @@ from gazette_sdk.shard.application.endpoints import Endpoint, Handler, Parameter
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.resolver import ShardResolution, ShardResolver, primary_of
 from gazette_sdk.shard.consumer.shard import LocalShard
-from gazette_sdk.shard.workers import on_worker
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wire import Tls
-from gazette_sdk.user_code import acontained, contained, described, exit_within, text_of
+from gazette_sdk.user_code import acontained, contained, described, exit_within, on_worker, text_of
 
 T = TypeVar("T")
 

@@ -33,7 +33,7 @@ from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Authority, authority_for
 from gazette_sdk.protocol.labels import matches_journal
 from gazette_sdk.protocol.rules import complete
-from gazette_sdk.protocol.shard_spec import validate_consumer_spec
+from gazette_sdk.protocol.shard_spec import recovery_log, validate_consumer_spec
 from gazette_sdk.server.authorization import Authorization
 from gazette_sdk.server.grpc_server import Method
 from gazette_sdk.shard.application.application import (
@@ -47,14 +47,15 @@ from gazette_sdk.shard.application.handler import ShardGenerator
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.config import ConsumerConfig
 from gazette_sdk.shard.consumer.endpoints import EndpointCalls, HttpEndpoints, Queries
+from gazette_sdk.shard.consumer.hints import load_hints
 from gazette_sdk.shard.consumer.resolver import ShardResolver
 from gazette_sdk.shard.consumer.service import ShardService, application_methods
 from gazette_sdk.shard.consumer.shard import LocalShard, ShardParts
+from gazette_sdk.shard.recovery.prune import LogPruning, ShardHints
 from gazette_sdk.shard.transaction.consume import OnStep
 from gazette_sdk.shard.transaction.transaction import Process
-from gazette_sdk.shard.workers import on_worker
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.user_code import contained
+from gazette_sdk.user_code import contained, on_worker
 
 CONSUMERS_PREFIX = "/gazette/consumers"
 """Prefix in Etcd below which each application has its keys, by default."""
@@ -149,6 +150,17 @@ class Consumer:
         """Version of the connected Etcd server, from :meth:`start` on."""
         assert self._member.etcd is not None
         return self._member.etcd.version
+
+    @property
+    def unready(self) -> str:
+        """Why this process is not ready, if failed shards count; empty text if it is."""
+        if self.config.is_ready_with_failed:
+            return ""
+        failed = sum(
+            each.value.code == cpb.ReplicaStatus.FAILED
+            for each in self.keyspace.local_assignments(self._id.zone, self._id.suffix)
+        )
+        return f"shards of this process that have failed: {failed}" if failed else ""
 
     # ---------------------------------------------------------------- start
 
@@ -245,6 +257,11 @@ class Consumer:
             ),
         )
         run("generator", self._generate())
+        if config.prune_period_s:
+            pruning = LogPruning(
+                self._transport, self._all_hints, self._leads, period_s=config.prune_period_s
+            )
+            run("pruning", pruning.run())
         verifier = Verifier(
             etcd, self.keyspace, self._id, membership.lease, dial=dial, kind="consumer"
         )
@@ -275,6 +292,18 @@ class Consumer:
             self._id.zone,
             self._id.suffix,
         )
+
+    async def _all_hints(self) -> list[ShardHints]:
+        """Return the hints of all shards that have a recovery log."""
+        etcd = self._member.etcd
+        assert etcd is not None
+
+        found = []
+        for spec in [item.value for item in self.keyspace.items()]:
+            if log := recovery_log(spec):
+                stored = await load_hints(etcd, spec)
+                found.append(ShardHints(spec.id, log, [stored.primary, *stored.backups]))
+        return found
 
     async def _existing(self) -> Existing:
         return existing_shards(item.value for item in self.keyspace.items())
@@ -365,7 +394,7 @@ class Consumer:
         if self._is_stopped:
             return
         self._is_stopped = True
-        await self._member.cancel("generator", "allocator", "leaving", "neighbours")
+        await self._member.cancel("generator", "pruning", "allocator", "leaving", "neighbours")
         stuck = [*await self._stop_serving(), *await self._stop_application()]
         if self._member.membership is not None:
             await self._member.membership.revoke()

@@ -39,6 +39,7 @@ class ServedConsumer:
         self.endpoint = server.bind()
         self.consumer = Consumer(configure(self.endpoint), application, transport)
         server.require_tokens(self.consumer.authority)
+        server.debug_pages.unready = lambda: self.consumer.unready
         self._allow_origins = tuple(allow_origins)
 
     @property

@@ -47,12 +47,12 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import recoverylog_pb2 as rpb
 from gazette_sdk.protocol.durations import to_seconds
-from gazette_sdk.protocol.labels import CONTENT_TYPE, value_of
+from gazette_sdk.protocol.labels import CONTENT_TYPE, RECOVERY_LOG, value_of
 from gazette_sdk.protocol.shard_spec import (
     recovery_log,
     reduce_status,
 )
-from gazette_sdk.shard.application.application import LOG_CONTENT_TYPE, Application
+from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.consumer.hints import load_hints, store_recorded_hints, store_recovered_hints
 from gazette_sdk.shard.consumer.lifecycle import Effect, Input, Lifecycle, State
 from gazette_sdk.shard.recovery import hints as fsm_hints
@@ -64,11 +64,10 @@ from gazette_sdk.shard.transaction.consume import OnStep
 from gazette_sdk.shard.transaction.failure import error_of_code
 from gazette_sdk.shard.transaction.runner import Runner
 from gazette_sdk.shard.transaction.transaction import Output, Shard
-from gazette_sdk.shard.workers import on_worker
 from gazette_sdk.transport.append.appender import AppendService
 from gazette_sdk.transport.backoff import delay_s, pause
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.user_code import acontained, described, encodable, exit_within, text_of
+from gazette_sdk.user_code import acontained, described, encodable, exit_within, on_worker, text_of
 
 _UP = Gauge(
     "gazette_shard_up", "Shards of this process by status; 1 for each.", ["shard", "status"]
@@ -431,10 +430,10 @@ class LocalShard:
                 journal=self._log,
             )
         content_type = value_of(found[self._log].spec.labels, CONTENT_TYPE)
-        if content_type != LOG_CONTENT_TYPE:
+        if content_type != RECOVERY_LOG:
             raise GazetteError(
                 f"the journal {self._log} has the content type {content_type!r}, and a recovery "
-                f"log has {LOG_CONTENT_TYPE!r}: change its label, or the shard's log prefix",
+                f"log has {RECOVERY_LOG!r}: change its label, or the shard's log prefix",
                 journal=self._log,
             )
         return fsm_hints.choose(stored.primary, stored.backups, self._log)

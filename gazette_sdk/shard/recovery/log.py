@@ -20,16 +20,24 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Protocol
 
-import google_crc32c
 from google.protobuf.message import DecodeError as ProtobufDecodeError
 from prometheus_client import Counter
 
-from gazette_sdk.errors import DecodeError, FencedError, RegisterMismatchError, ValidationError
+from gazette_sdk.errors import (
+    DecodeError,
+    FencedError,
+    RegisterMismatchError,
+    ValidationError,
+    needs_extra,
+)
 from gazette_sdk.framing.base import FixedProtobuf
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import label_set
 from gazette_sdk.protocol.recoverylog_pb2 import RecordedOp
 from gazette_sdk.transport.append.queue import AnyFuture, PendingAppend
+
+with needs_extra("shards", "recovery logs of shards"):
+    import google_crc32c
 
 RECOVERED_BYTES = Counter(
     "gazette_recoverylog_recovered_bytes", "Bytes of recovery logs that were played back."

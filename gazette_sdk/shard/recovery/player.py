@@ -66,10 +66,10 @@ from gazette_sdk.shard.recovery.log import (
     fence_of,
     frame_operation,
 )
-from gazette_sdk.shard.workers import on_worker
 from gazette_sdk.transport.append.appender import AppendService
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.journal_reader import OffsetJumpError, RetryReader
+from gazette_sdk.user_code import on_worker
 
 logger = logging.getLogger(__name__)
 

@@ -31,18 +31,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, overload
 
-from rocksdict import (
-    BlockBasedOptions,
-    Cache,
-    DBRecoveryMode,
-    Options,
-    Rdict,
-    ReadOptions,
-    WriteBatch,
-    WriteOptions,
+from gazette_sdk.errors import (
+    ClosedError,
+    ConfigurationError,
+    DecodeError,
+    ShardStoreError,
+    needs_extra,
 )
-
-from gazette_sdk.errors import ClosedError, ConfigurationError, DecodeError, ShardStoreError
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.shard.recovery.hints import (
     CreateFile,
@@ -58,6 +53,18 @@ from gazette_sdk.shard.stores.base import (
     refuse_other_files,
     type_arguments,
 )
+
+with needs_extra("shards", "stores of RocksDB"):
+    from rocksdict import (
+        BlockBasedOptions,
+        Cache,
+        DBRecoveryMode,
+        Options,
+        Rdict,
+        ReadOptions,
+        WriteBatch,
+        WriteOptions,
+    )
 from gazette_sdk.shard.stores.codec import Codec, checked, key_codec, value_codec
 
 Configure = Callable[[Options], None]

@@ -14,14 +14,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias
 
-import sqlalchemy as sa
-import sqlalchemy.exc
-
-from gazette_sdk.errors import ClosedError, DecodeError, FencedError, ShardStoreError
+from gazette_sdk.errors import (
+    ClosedError,
+    DecodeError,
+    FencedError,
+    ShardStoreError,
+    needs_extra,
+)
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.shard.recovery.hints import FileChange
 from gazette_sdk.shard.stores.base import recovered_files, refuse_other_files
 from gazette_sdk.shard.stores.sqlite_store import without_nan
+
+with needs_extra("shards", "stores of SQL databases"):
+    import sqlalchemy as sa
+    import sqlalchemy.exc
 
 Parameters: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 

@@ -62,9 +62,8 @@ from gazette_sdk.shard.transaction.transaction import (
     Transaction,
     new_commit,
 )
-from gazette_sdk.shard.workers import on_worker
 from gazette_sdk.transport.append.queue import AnyFuture
-from gazette_sdk.user_code import acontained, is_cancellation
+from gazette_sdk.user_code import acontained, is_cancellation, on_worker
 
 
 class Progress:

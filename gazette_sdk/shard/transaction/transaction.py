@@ -401,6 +401,7 @@ class Output:
             blocks=True,
             delivery_timeout_s=None,
             mapping_timeout_s=None,
+            validates=False,  # a handler has no remedy: its shard would fail
         )
         self._full_bytes = pending_bytes_max * FULL_BYTES // PENDING_BYTES_MAX
         self._appends = self._sender.connection().appends

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import BinaryIO, TypeAlias
 
@@ -144,26 +145,31 @@ async def append(
     request: pb.AppendRequest,
     sources: Sequence[Source],
     *,
+    patience_s: float | None = None,
     pause: Pause = pause_append,
 ) -> pb.AppendResponse:
     """Append several sources as one append, trying again until it succeeds.
 
     For content that is streamed, of any length. Routing failures and unavailable brokers are
-    tried again from the start, until the caller cancels. An attempt whose answer was lost may
-    have committed: **at least once**.
+    tried again from the start. An attempt whose answer was lost may have committed: **at least
+    once**.
 
     Args:
         transport: how to reach the journal.
         request: names the journal, and its preconditions.
         sources: content, in order; each can be read again from its start.
+        patience_s: longest time between the ends of the first and the last attempt that fails, in
+            seconds; without it there are attempts until the caller cancels.
         pause: waits between attempts.
 
     Raises:
-        GazetteError: every failure that another attempt would not mend.
+        GazetteError: every failure that another attempt would not mend, and the last one of others.
         Exception: whatever a source raised; the append was rolled back.
     """
     check_opening(request)
     attempt = 0
+    loop = asyncio.get_running_loop()
+    failing_since = math.inf
     outage = Outage(logger, f"append to {request.journal}")
     while True:
         try:
@@ -171,6 +177,9 @@ async def append(
         except TRANSIENT as error:
             if attempt > 0 or isinstance(error, UnavailableError):
                 outage.failed(error)
+            failing_since = min(failing_since, loop.time())
+            if patience_s is not None and loop.time() - failing_since >= patience_s:
+                raise
         else:
             outage.ended()
             return response

@@ -584,15 +584,22 @@ class JournalAppender:
         self.service.settled(appends, error)
         return appends
 
-    def expire(self, before: float, error: GazetteError) -> None:
-        """Give up appends that were queued before a time, in monotonic seconds. On the loop."""
+    def expire(self, before: float, late: Callable[[Exception | None], GazetteError]) -> None:
+        """Give up appends that were queued before a time. On the loop.
+
+        Args:
+            before: the time, in monotonic seconds.
+            late: returns their error, given why the last attempt failed, if it did.
+        """
         with guarded(self._lock):
             had_in_flight = bool(self.queue.in_flight)
             cause = self.queue.error
             expired, effect = self.queue.expire(before)
             if not expired:
                 return
-            error.__cause__ = expired[0].last_error or cause
+            last = expired[0].last_error or cause
+            error = late(last)
+            error.__cause__ = last
             for append in expired:
                 append.failure = error
             self.service.settled(expired, error)
@@ -921,18 +928,19 @@ class AppendService:
         self._expiry = None
         before = time.monotonic() - self._delivery_timeout_s
         for journal, appender in list(self._appenders.items()):
-            appender.expire(before, self._delivery_timeout(journal))
+            appender.expire(before, partial(self._delivery_timeout, journal))
         with guarded(self.lock):
             queued_at = min((append.queued_at for append in self._oldest()), default=None)
         if queued_at is not None and self._expiry is None:
             wait_s = max(EXPIRY_PAUSE_S, queued_at - before)
             self._expiry = self.loop.call_later(wait_s, self._expire)
 
-    def _delivery_timeout(self, journal: str) -> DeliveryTimeoutError:
+    def _delivery_timeout(self, journal: str, cause: Exception | None) -> DeliveryTimeoutError:
+        why = f"; the last attempt failed: {cause}" if cause is not None else ""
         return DeliveryTimeoutError(
             f"{journal}: not acknowledged within delivery_timeout_s={self._delivery_timeout_s:g}"
             " seconds, and given up; it may be written nevertheless: check the brokers with"
-            " `gazctl journals list`",
+            f" `gazctl journals list`{why}",
             journal=journal,
         )
 

@@ -580,6 +580,10 @@ def _place_of(endpoint: str) -> _Place:
     return _Place("", host.removeprefix("[").removesuffix("]"), int(port))
 
 
+class HandshakeClosedError(UnavailableError):
+    """The server closed the connection in the handshake of TLS."""
+
+
 @contextlib.contextmanager
 def _connect_errors(where: str) -> Iterator[None]:
     """Turn errors of opening a socket to a broker into ``UnavailableError``."""
@@ -590,8 +594,9 @@ def _connect_errors(where: str) -> Iterator[None]:
     except ConnectionRefusedError as error:
         raise UnavailableError(f"cannot connect to {where}: Connection refused") from error
     except OSError as error:
-        reason = error.strerror or str(error) or _CLOSED
-        raise UnavailableError(f"cannot connect to {where}: {reason}") from error
+        if reason := error.strerror or str(error):
+            raise UnavailableError(f"cannot connect to {where}: {reason}") from error
+        raise HandshakeClosedError(f"cannot connect to {where}: {_CLOSED}") from error
 
 
 @contextlib.contextmanager

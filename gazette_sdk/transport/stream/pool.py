@@ -13,13 +13,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import ssl
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from functools import partial
 
 from gazette_sdk.errors import ClosedError, UnavailableError
 from gazette_sdk.transport.backoff import DialPolicy
-from gazette_sdk.transport.stream.blocking import NotStreamError, TlsContext, dial
+from gazette_sdk.transport.stream.blocking import (
+    HandshakeClosedError,
+    NotStreamError,
+    TlsContext,
+    dial,
+)
 from gazette_sdk.transport.stream.connection import Connection
 from gazette_sdk.transport.wire import SERVICE, Action, Health, Peer, WireOptions, action_for, where
 
@@ -45,6 +52,10 @@ transport's bound."""
 
 REFUSALS = (ConnectionRefusedError, FileNotFoundError)
 """Errors of an address at which nothing listens: calls fail at once."""
+
+WRONG = (socket.gaierror, ssl.SSLError)
+"""Errors that a wrong address or a wrong TLS setting cause: calls fail at once, unless a broker has
+answered there before."""
 
 CLOSE_TIMEOUT_S = 1.0
 """Time for idle connections to end in good order (TLS waits for its peer)."""
@@ -355,7 +366,11 @@ class Pool:
                 raise
             except UnavailableError as error:
                 policy.failed(time.monotonic(), error)
-                if fails_fast or isinstance(error.__cause__, REFUSALS):
+                cause = error.__cause__
+                is_wrong = isinstance(cause, WRONG) or isinstance(error, HandshakeClosedError)
+                if fails_fast or isinstance(cause, REFUSALS):
+                    raise
+                if is_wrong and not endpoint.has_spoken:
                     raise
                 continue
             policy.succeeded()

@@ -13,6 +13,7 @@ import pytest
 
 from gazette_sdk import Journals, connect
 from gazette_sdk.transport import loop as sdk_loop
+from integration.failures.journals import wait_until
 
 
 @pytest.fixture
@@ -70,6 +71,7 @@ def test_all_values_can_be_given(tool, topic):
         (("--label", "bad"), "--label: 'bad' is not NAME=VALUE"),
         (("--partitions", "1001"), "use 1 to 1000"),
         (("--replication", "9"), "invalid replication (9; expected 1 <= replication <= 5)"),
+        (("--replication", "5"), "replication=5, and 1 broker takes journals: appends would be"),
         (("--store", "nope"), "nope"),
     ],
 )
@@ -153,7 +155,15 @@ def test_more_journals_than_one_transaction_takes_are_deleted(tool, topic):
     assert len(objects(outcome)) == 150
 
 
-def test_a_new_journal_has_the_stored_fragments_of_a_deleted_one(tool, topic, cluster):
+def test_more_replicas_than_brokers_are_created_by_force(tool, topic):
+    outcome = tool.ok("journals", "create", topic, "--replication", "5", "--force")
+    assert "leaves no broker to spare" in outcome.stderr
+    tool.ok("journals", "delete", "-l", f"topic={topic}")
+
+
+@pytest.fixture
+def deleted(tool, topic, cluster):
+    """Write a topic of one journal, 2,000 bytes of which are stored, and delete it."""
     create = ("journals", "create", topic, "--length", "1024")
     append = ("journals", "append", "-l", f"topic={topic}")
     tool.ok(*create)
@@ -163,16 +173,38 @@ def test_a_new_journal_has_the_stored_fragments_of_a_deleted_one(tool, topic, cl
     sdk_loop.run(transport.aclose())
     tool.ok(*append, stdin=b"x" * 2000)
     tool.ok(*append, stdin=b"y")  # closes the fragment before
-    while (
-        "file:///"
-        not in tool.ok("journals", "fragments", "-l", f"topic={topic}", "-o", "json").text
-    ):
-        pass  # until it is stored
+    stored = cluster.file_root / topic
+    wait_until(lambda: list(stored.rglob("*.gz")), "the fragment is stored")
     tool.ok("journals", "delete", "-l", f"topic={topic}")
-    tool.ok(*create)
-    refused = tool(*append, stdin=b"z")
+    return create
+
+
+def test_a_new_journal_goes_on_behind_fragments_of_a_deleted_one_where_asked(tool, topic, deleted):
+    append = ("journals", "append", "-l", f"topic={topic}")
+    refused = tool(*deleted)
     assert refused.status == 1
-    assert "reset-head" in refused.stderr
-    tool.ok("journals", "reset-head", "-l", f"topic={topic}")
-    tool.ok(*append, stdin=b"z")
-    assert tool.ok("journals", "read", "-l", f"topic={topic}").stdout == b"x" * 2000 + b"z"
+    assert f"{topic}/part-000: an earlier journal of this name" in refused.stderr
+    assert "--continue" in refused.stderr
+    assert "--with-fragments" in refused.stderr
+    assert "INDEX_HAS_GREATER_OFFSET" in tool(*append, stdin=b"z").stderr
+    for _ in range(2):  # it can be repeated, and moves nothing then
+        tool.ok(*deleted, "--continue")
+        tool.ok(*append, stdin=b"z")
+    assert tool.ok("journals", "read", "-l", f"topic={topic}").stdout == b"x" * 2000 + b"zz"
+
+
+def test_a_journal_that_was_deleted_with_its_fragments_begins_anew(tool, topic, deleted, cluster):
+    directory = cluster.file_root / topic
+    assert list(directory.rglob("*.gz"))
+    tool.ok(*deleted, "--continue")
+    delete = ("journals", "delete", "-l", f"topic={topic}", "--with-fragments")
+    rootless = tool(*delete)
+    assert rootless.status == 1
+    assert "--file-root" in rootless.stderr
+    assert len(listed(tool, f"topic={topic}")) == 1, "nothing was deleted"
+    outcome = tool.ok(*delete, "--file-root", str(cluster.file_root))
+    assert "Removed 1 fragment from the stores" in outcome.stderr
+    assert not list(directory.rglob("*.gz"))
+    tool.ok(*deleted)
+    tool.ok("journals", "append", "-l", f"topic={topic}", stdin=b"new")
+    assert tool.ok("journals", "read", "-l", f"topic={topic}").stdout == b"new"

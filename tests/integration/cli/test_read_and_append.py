@@ -8,11 +8,13 @@ import re
 import select
 import signal
 import subprocess
+import time
 import uuid
 
 import pytest
 import yaml
 
+from gazette_sdk import Journals, connect
 from gazette_sdk.cli.journals.specs import blocks
 from gazette_sdk.message.mapping import fnv1a32
 from support.tools import on_a_terminal, read_until, start_tool
@@ -265,6 +267,36 @@ def test_lines_of_a_pipe_are_appended_as_they_come(tool, topic, cluster, tmp_pat
         process.wait(TIMEOUT_S)
     assert process.returncode == 130
     assert content_of(tool, f"{topic}/a") == b"one\ntwo\n"
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("framing", ["none", "lines"])
+def test_an_append_that_no_broker_takes_ends_after_the_delivery_timeout(tmp_path, framing, how):
+    arguments = ["dev", "--data", "data", "--port", "0"]
+    dev = start_tool("gazette_sdk.cli.gazette", arguments, tmp_path, {})
+    try:
+        text = read_until(dev, b"print(envelope.message)").decode()
+        address = re.search(r"running at (http://\S+)", text)[1]
+        Journals(connect(address)).create("a/journal", partitions=0)
+        arguments = ["journals", "append", "a/journal", "-f", framing, "--delivery-timeout", "2s"]
+        arguments.append("--log.level=debug")
+        options = {"GAZETTE_ADDRESS": address}
+        with start_tool(GAZCTL, arguments, tmp_path, options, stdin=subprocess.PIPE) as process:
+            process.stdin.write(b"one\n")
+            errors = b""
+            while b"mapped partition key" not in errors:
+                assert select.select([process.stderr], [], [], TIMEOUT_S)[0], errors
+                errors += os.read(process.stderr.fileno(), 1 << 16)
+            dev.send_signal(how)
+            begun = time.monotonic()
+            _, more = process.communicate(b"two\n", timeout=TIMEOUT_S)
+            assert time.monotonic() - begun < 10
+    finally:
+        dev.kill()
+        dev.communicate()
+    assert process.returncode == 1, more
+    assert b"Traceback" not in more
+    assert re.search(rb"gazctl: a/journal: .* check", more), more
 
 
 def test_a_file_is_appended_with_a_bar_where_somebody_looks(tool, topic, cluster, tmp_path):

@@ -18,6 +18,7 @@ from gazette_sdk.transport.listing import apply_journals
 from integration.cli.test_processes import TIMEOUT_S, serve, served_at
 from support.brokers import journal_spec
 from support.etcd import etcd, etcd_server
+from support.services import free_port
 
 __all__ = ["etcd", "etcd_server"]
 
@@ -69,9 +70,7 @@ def test_a_killed_broker_does_not_wait_for_its_own_old_lease(etcd, tmp_path):
 def test_a_broker_that_waits_for_a_held_key_refuses_connections_and_ends_at_a_signal(
     etcd, tmp_path
 ):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with serve(tmp_path, *options(etcd, tmp_path / "one")) as holder:
         served_at(holder)
         with serve(tmp_path, *options(etcd, tmp_path / "two"), f"--broker.port={port}") as waiting:

@@ -93,6 +93,11 @@ def test_shards_are_listed_with_their_processes_labels_and_lag(shards, consumer,
     consumer.do(
         local.change(is_ready=True, read_through={f"{prefix}/other": 0, f"{prefix}/in": 22})
     )
+    checked = shards("list", "--fail-on", "failed")
+    assert checked.status == 1
+    assert "1 of 2 shards have failed, such as shard-a" in checked.stderr
+    assert len(checked.text.splitlines()) == 3
+    assert shards("list", "-l", "id=shard-b", "--fail-on", "failed").status == 0
     listed = shards("list", "--rf", "-p", "-r", "-L", "a-label", "--lag", "--errors")
     assert listed.status == 0, listed.stderr
     header, first, second = (line.split("  ") for line in listed.text.splitlines())

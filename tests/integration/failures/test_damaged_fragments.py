@@ -15,6 +15,9 @@ from gazette_sdk.errors import (
     FragmentNotFoundError,
     OffsetNotYetAvailableError,
 )
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.fragments import parse_content_path
+from gazette_sdk.transport import loop as sdk_loop
 from integration.failures.journals import (
     CODECS,
     append,
@@ -71,7 +74,7 @@ class Stored:
 
     @property
     def second(self):
-        return self.fragments()[1]
+        return parse_content_path(self.name, self.files()[1].name)
 
     def assert_tells(self, error):
         """The error names journal, offsets, file, store and remedy."""
@@ -98,6 +101,15 @@ def stored(all_stored, request):
     yield stored
     for path, content in good.items():
         path.write_bytes(content)
+
+
+@contextlib.contextmanager
+def temporary_times(path, time_s):
+    """Give a file other times for a while."""
+    found = path.stat()
+    os.utime(path, (time_s, time_s))
+    yield
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
 each_codec = pytest.mark.parametrize("stored", CODECS, indirect=True)
@@ -206,6 +218,25 @@ def test_a_truncated_fragment_is_one_clear_error(cluster, stored, kept):
     assert b"".join(stored.contents).startswith(content)
     assert type(error) is CorruptFragmentError
     stored.assert_tells(error)
+
+
+@each_codec
+def test_a_fragment_that_a_listing_shows_as_damaged_is_the_same_error(cluster, stored):
+    """Also where what follows is so old that readers would pass over a removed fragment."""
+    first, path = stored.contents[0], stored.files()[1]
+    old = time.time() - 7 * 3600
+    request = pb.FragmentsRequest(journal=stored.name, list_again=True)
+    with temporary_times(stored.files()[2], old):
+        os.truncate(path, 0)
+        sdk_loop.run(cluster.transport.list_fragments(request), 20)
+        assert len(stored.fragments()) == 2
+        store = connect(f"file://{cluster.fragments}")
+        for transport in (cluster.transport, store):
+            content, error = read_on(transport, stored.name)
+            assert content == first
+            assert type(error) is CorruptFragmentError
+            assert path.name in str(error)
+        run(store.aclose())
 
 
 @each_codec

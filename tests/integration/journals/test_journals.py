@@ -190,6 +190,15 @@ def test_journals_are_deleted_by_selector_name_and_names(topic: str):
     assert Journals().delete(f"topic={topic}") == []
 
 
+def test_a_name_without_a_slash_selects_its_journal(topic: str):
+    journals = Journals()
+    assert journals.create(topic, partitions=0) == [topic]
+    assert [each.name for each in journals.list(topic)] == [topic]
+    assert journals.update(topic, length=4096) == [topic]
+    assert journals.delete(topic) == [topic]
+    assert journals.list(topic) == []
+
+
 @pytest.mark.parametrize("missing", ["no/such", ["no/such"]])
 def test_a_missing_name_deletes_and_updates_nothing(topic: str, missing):
     names = Journals().create(topic, partitions=2)

@@ -19,9 +19,17 @@ from gazette_sdk.errors import (
     RecoveryError,
     ValidationError,
 )
+from gazette_sdk.journals.changes import list_named
 from gazette_sdk.protocol import broker_pb2
 from gazette_sdk.protocol import recoverylog_pb2 as pb
-from gazette_sdk.protocol.labels import pairs_of
+from gazette_sdk.protocol.fragments import parse_content_path
+from gazette_sdk.protocol.labels import (
+    CONTENT_TYPE,
+    RECOVERY_LOG,
+    needed_from,
+    pairs_of,
+    set_value,
+)
 from gazette_sdk.shard.recovery import player as playback
 from gazette_sdk.shard.recovery.fsm import FSM
 from gazette_sdk.shard.recovery.hints import (
@@ -36,6 +44,7 @@ from gazette_sdk.shard.recovery.hints import (
 )
 from gazette_sdk.shard.recovery.log import RecoveryLog, fence_of
 from gazette_sdk.shard.recovery.player import Playback, Recovered
+from gazette_sdk.shard.recovery.prune import LogPruning, ShardHints
 from gazette_sdk.shard.recovery.recorder import Recorder
 from gazette_sdk.testing.transport_faults import FaultyTransport
 from gazette_sdk.transport.append.appender import AppendService
@@ -45,6 +54,7 @@ from gazette_sdk.transport.wire import ANYWHERE, AppendItem, Target
 from support.brokers import Client, a_broker, journal_spec
 from support.etcd import run, within
 from support.recovery_logs import files_of
+from support.spools import until
 
 LOG = "recovery/shard-0"
 OTHER_LOG = "recovery/shard-1"
@@ -339,6 +349,59 @@ def test_files_outlive_brokers_and_are_read_from_stored_fragments(etcd, tmp_path
             assert await restored(client.transport, empty(), tmp_path / "all") == expected
 
     run(scenario(), timeout_s=60.0)
+
+
+def test_what_no_recovery_needs_of_a_log_is_removed_by_its_broker(etcd, tmp_path):
+    """Hints that are missing, or another shard's that begin in the log, keep it."""
+
+    async def scenario():
+        async with a_broker(etcd, tmp_path) as (_, client):
+            spec = journal_spec(LOG, length=1 << 16, stores=["file:///"])
+            spec.fragment.refresh_interval.FromSeconds(1)
+            set_value(spec.labels, CONTENT_TYPE, RECOVERY_LOG)
+            await client.apply(spec)
+            await client.append_when_ready(LOG)
+            directory = tmp_path / "fragments" / LOG
+
+            def stored() -> list[tuple[int, int]]:
+                parsed = [parse_content_path(LOG, each.name) for each in directory.glob("*")]
+                return sorted((each.begin, each.end) for each in parsed)
+
+            primary = await new_primary(client, tmp_path, 1)
+            await primary.commit(CreateFile("/large", b"first" * 40_000))
+            forked = primary.recorder.hints()
+            for number in range(20):
+                await primary.commit(CreateFile("/large", bytes([number]) * 200_000))
+            await primary.commit(CreateFile("/last", b"last"))
+            hints = primary.recorder.hints()
+            known = [ShardHints("a", LOG, [hints, None])]
+            pruning = LogPruning(client.transport, lambda: loaded(known), lambda: True, period_s=1)
+
+            async def labelled() -> int:
+                (journal,) = (await list_named(client.transport, [LOG])).values()
+                return needed_from(journal.spec.labels)
+
+            await pruning.report()
+            assert await labelled() == 0
+            known[:] = [ShardHints("a", LOG, [hints]), ShardHints("b", OTHER_LOG, [forked])]
+            await pruning.report()
+            assert await labelled() < 200_000  # where the other shard's playback begins
+            known.pop()
+            await pruning.report()
+            needed = await labelled()
+            assert needed > 20 * 200_000
+            await pruning.report()
+            await client.append(LOG)  # an empty one, which closes the last fragment
+            await until(lambda: stored() and stored()[0][1] > needed)
+            assert await labelled() == needed
+            expected = {"/large": bytes([19]) * 200_000, "/last": b"last"}
+            assert await restored(client.transport, hints, tmp_path / "hinted") == expected
+
+    run(scenario(), timeout_s=60.0)
+
+
+async def loaded(hints: list[ShardHints]) -> list[ShardHints]:
+    return hints
 
 
 class AbortingTransport(FaultyTransport):

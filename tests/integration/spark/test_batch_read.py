@@ -326,3 +326,17 @@ def test_what_is_wrong_with_a_fragment_is_the_last_line(
 
 def test_the_source_is_registered_under_its_name():
     assert GazetteDataSource.name() == "gazette"
+
+
+def test_strings_take_what_the_json_source_of_spark_takes(spark: SparkSession, tmp_path: Path):
+    values = ['"x"', "1", "1.50", "true", "null", '{"a": 1}', "[1, 2.0]", '"\\u00e9"', "[]"]
+    content = "".join(f'{{"v":{value},"s":{{"v":{value}}}}}\n' for value in values).encode()
+    store_fragment(tmp_path, fragment_of("a/part", 0, content), content)
+    (tmp_path / "lines.json").write_bytes(content)
+    options = {"store": tmp_path.as_uri(), "journals": "a/part", "isolation": "uncommitted"}
+    for schema in ("v string, s struct<v: string>", None):  # it infers the same, too
+        reader = spark.read.format("gazette").options(**options)
+        wanted = spark.read.json(str(tmp_path / "lines.json"), schema=schema)
+        found = (reader.schema(schema) if schema else reader).load().select(wanted.columns)
+        assert found.schema.simpleString() == wanted.schema.simpleString()
+        assert found.collect() == wanted.collect()

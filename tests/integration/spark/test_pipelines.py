@@ -2,11 +2,13 @@
 
 import datetime as dt
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from gazette_sdk.cli.spark import commands, driver
 from gazette_sdk.errors import ConfigurationError
 from gazette_spark.pipelines import compact, reconcile, word_count
 
@@ -56,6 +58,32 @@ def test_batches_of_an_hour_are_merged_except_the_newest(spark: SparkSession, la
     assert directories(lake, "17") == {"batch=1-2", "batch=3"}
     assert rows_of(spark, lake) == before
     assert compact(spark, str(lake)) == []
+
+
+def test_a_driver_in_the_cluster_has_its_outcome_in_its_log(lake: Path, tmp_path: Path):
+    """As with ``--deploy-mode cluster``, it has no directory of a command beside it."""
+
+    def run(pipeline: str, **options: str) -> subprocess.CompletedProcess[str]:
+        outcome = tmp_path / "of another machine"
+        program = [pipeline, "json", {"lake": str(lake), **options}, str(outcome)]
+        command = [commands._spark_submit(), "--master", "local[1]", driver.__file__]
+        return subprocess.run(
+            [*command, json.dumps(program)],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+
+    done = run("compact")
+    assert done.returncode == 0, done.stderr
+    hours = [json.loads(line)["hour"] for line in done.stdout.splitlines() if line[:1] == "{"]
+    assert hours == [f"{DAY}/hour=16", f"{DAY}/hour=17"]
+    failed = run("export", journals="orders/", store=tmp_path.as_uri())
+    assert failed.returncode == 1
+    log = failed.stdout + failed.stderr  # of which Spark makes one
+    assert "export: " in log
+    assert "no journal matches 'orders/'" in log
 
 
 def test_a_merged_hour_is_merged_with_later_batches(spark: SparkSession, lake: Path):

@@ -273,13 +273,13 @@ def test_a_url_that_is_no_store_is_a_configuration_error(url):
 @in_loop
 async def test_given_fragments_are_read_without_a_listing_until_one_is_gone(tmp_path, monkeypatch):
     listed = []
-    found = fragment_store.list_fragments
+    found = fragment_store.readable
 
     def counted(*wanted):
         listed.append(wanted[1])
         return found(*wanted)
 
-    monkeypatch.setattr(fragment_store, "list_fragments", counted)
+    monkeypatch.setattr(fragment_store, "readable", counted)
     given = [store(tmp_path, "some/journal", begin, b"12345") for begin in (5, 10)]
     store(tmp_path, "some/journal", 0, b"abcde")
 

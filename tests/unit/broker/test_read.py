@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from gazette_sdk.broker import read
 from gazette_sdk.broker.fragments.index import Index
 from gazette_sdk.broker.read import FileSpan, ReadServer
 from gazette_sdk.broker.spool.directory import SpoolDirectory
@@ -54,7 +55,8 @@ class Setting:
         path = self.root / "store" / content_path(fragment)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(out.getvalue())
-        self.index.replace_remote(CoverSet([*self.index._all, fragment]))
+        remote = [each for each in self.index._all if each.mod_time]
+        self.index.replace_remote(CoverSet([*remote, fragment]))
         return path
 
     def read(self, *, chunk_bytes=1000, **request):
@@ -217,13 +219,83 @@ def test_a_stored_fragment_that_is_too_long_gives_exactly_its_bytes_and_then_an_
     scenario(tmp_path, body)
 
 
-def test_a_stored_fragment_that_vanished_is_an_error(tmp_path):
+async def list_once(index, remote):
+    """List the stores when it is asked for, as the loop of a replica does."""
+    await index.listing_asked.wait()
+    index.begin_listing()
+    index.replace_remote(CoverSet(remote))
+
+
+def test_a_stored_fragment_that_vanished_is_an_error_once_the_stores_are_listed_again(tmp_path):
+    async def body(setting):
+        setting.store(0, b"content").unlink()
+        listing = asyncio.ensure_future(list_once(setting.index, []))
+        items = setting.read()
+        assert (await anext(items)).status == pb.OK
+        with pytest.raises(FragmentNotFoundError):
+            await anext(items)
+        assert listing.done()
+
+    scenario(tmp_path, body)
+
+
+def test_the_error_does_not_wait_for_a_store_that_hangs(tmp_path, monkeypatch):
+    monkeypatch.setattr(read, "LISTING_TIMEOUT_S", 0.05)
+
     async def body(setting):
         setting.store(0, b"content").unlink()
         items = setting.read()
         assert (await anext(items)).status == pb.OK
         with pytest.raises(FragmentNotFoundError):
-            await anext(items)
+            await asyncio.wait_for(anext(items), 5)
+
+    scenario(tmp_path, body)
+
+
+@pytest.mark.parametrize("next_is_stored", [True, False])
+@pytest.mark.parametrize("block", [True, False])
+def test_the_next_read_skips_a_removed_begin(tmp_path, next_is_stored, block):
+    """The index has the removed fragment still: a tool or a rule of the store removed it."""
+
+    async def body(setting):
+        if next_is_stored:
+            setting.store(7, b"is left")
+        else:
+            setting.user.spool._begin_fragment(7, pb.NONE)
+            await setting.user.append(b"is left")
+        left = [each for each in setting.index._all if each.mod_time]
+        setting.store(0, b"removed").unlink()
+        listing = asyncio.ensure_future(list_once(setting.index, left))
+        with pytest.raises(FragmentNotFoundError):
+            await setting.items(block=block, end_offset=14)
+        responses, content = [], b""
+        async with asyncio.timeout(5):
+            async for item in setting.read(block=block, end_offset=14):
+                if isinstance(item, bytes):
+                    content += item
+                else:
+                    responses.append(item)
+        await listing
+        assert content == b"is left"
+        assert [(each.status, each.offset) for each in responses] == [(pb.OK, 7)]
+
+    scenario(tmp_path, body)
+
+
+def test_a_read_waits_for_a_begin_that_was_never_listed(tmp_path):
+    """Another broker may have it, and store it."""
+
+    async def body(setting):
+        setting.user.spool._begin_fragment(7, pb.NONE)
+        await setting.user.append(b"is left")
+        setting.index.replace_remote(CoverSet())
+        items = setting.read(block=True)
+        waiting = asyncio.ensure_future(anext(items))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        setting.store(0, b"content")
+        assert (await waiting).offset == 0
+        assert await anext(items) == b"content"
 
     scenario(tmp_path, body)
 

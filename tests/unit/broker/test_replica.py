@@ -7,6 +7,7 @@ import pytest
 
 from gazette_sdk.broker.replica import Replica, ReplicaParts
 from gazette_sdk.broker.spool.directory import SpoolDirectory
+from gazette_sdk.broker.spool.files import Head
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import digest_of
 from support.etcd import run
@@ -185,6 +186,18 @@ def test_a_primary_that_ends_awaits_the_answers_of_its_peers(directory):
     run(scenario())
 
 
+async def with_unagreed_content(replica, *, rolls):
+    """Return the spool of a primary, whose last 14 bytes not all replicas have."""
+    spool = await replica.spool.take()
+    await commit(spool, b"agreed, ")
+    replica.agree(spool.fragment)
+    if rolls:
+        await closed(spool)
+    await commit(spool, b"and not ")
+    await commit(spool, b"agreed")
+    return spool
+
+
 @pytest.mark.parametrize("is_replaced", [False, True])
 @pytest.mark.parametrize("rolls", [False, True])
 def test_a_primary_that_ends_stores_what_all_replicas_have(tmp_path, rolls, is_replaced):
@@ -192,13 +205,7 @@ def test_a_primary_that_ends_stores_what_all_replicas_have(tmp_path, rolls, is_r
         with SpoolDirectory(tmp_path) as directory:
             made = Made(directory)
             replica = made.replica()
-            spool = await replica.spool.take()
-            await commit(spool, b"agreed, ")
-            replica.agree(spool.fragment)
-            if rolls:
-                await closed(spool)
-            await commit(spool, b"and not ")
-            await commit(spool, b"agreed")
+            spool = await with_unagreed_content(replica, rolls=rolls)
             replica.spool.put(spool)
             await replica.shut_down(is_replaced=lambda: is_replaced)
             contents = b"|".join(map(content_of, made.completed))
@@ -210,6 +217,58 @@ def test_a_primary_that_ends_stores_what_all_replicas_have(tmp_path, rolls, is_r
                 assert contents == b"agreed, "
             head = directory.head("a/journal", create_revision=5, cluster_id=77)
             assert head.end == (22 if is_replaced else 8)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("rolls", [False, True])
+@pytest.mark.parametrize("proposed_end", [8, 21, 22])
+def test_a_primary_keeps_what_others_may_go_on_behind(tmp_path, rolls, proposed_end):
+    """They were asked to agree to its end, and their answer was lost."""
+
+    async def scenario():
+        with SpoolDirectory(tmp_path) as directory:
+            made = Made(directory)
+            replica = made.replica()
+            spool = await with_unagreed_content(replica, rolls=rolls)
+            replica.proposed_end = proposed_end
+            replica.spool.put(spool)
+            await replica.shut_down()
+            assert b"|".join(map(content_of, made.completed)) == b"agreed, "
+            kept = [(8, 22)] if proposed_end == 22 else []
+            assert spans(made.unconfirmed) == kept
+            assert [content_of(each) for each in made.unconfirmed] == [b"and not agreed"] * len(
+                kept
+            )
+            assert directory.head("a/journal", create_revision=5, cluster_id=77).end == 8
+        with SpoolDirectory(tmp_path) as directory:  # it survives a restart, too
+            recovered = directory.recover(77)
+            if kept:
+                assert (8, 22) in spans(recovered)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("has_content", [False, True])
+def test_a_head_that_was_forgotten_is_not_written_again_at_the_end(tmp_path, has_content):
+    """Others continued the journal, and have left since, so that Etcd does not show it any more."""
+
+    async def scenario():
+        with SpoolDirectory(tmp_path) as directory:
+            replica = Made(directory).replica()
+            spool = await replica.spool.take()
+            await commit(spool, b"theirs is shorter")
+            if not has_content:
+                await closed(spool)
+            assert has_content or directory.head("a/journal", create_revision=5, cluster_id=77)
+            replica.spool.put(spool)
+            directory.note_head(Head("a/journal", 5, b"", 5, 77))
+            directory.forget_head("a/journal")
+            await replica.shut_down(is_continued=lambda: False)
+            assert directory.head("a/journal", create_revision=5, cluster_id=77) is None
+        with SpoolDirectory(tmp_path) as directory:
+            directory.recover(77)
+            assert directory.head("a/journal", create_revision=5, cluster_id=77) is None
 
     run(scenario())
 

@@ -59,6 +59,15 @@ def test_standard_output_has_the_summary_alone(start):
     assert "batch 0: 9 messages" in errors
 
 
+def test_the_outcome_of_a_driver_in_the_cluster_is_in_its_log(start):
+    run = start("pass")
+    output, errors = run.communicate(timeout=WAIT_S)
+    assert (run.returncode, output) == (0, "")
+    assert errors.splitlines()[-1] == (
+        "compact: its driver ran in the cluster, with the summary in its log"
+    )
+
+
 @pytest.mark.parametrize(
     ("work", "reason"),
     [
@@ -87,15 +96,3 @@ def test_a_command_that_is_terminated_leaves_nothing_at_work(start, tmp_path: Pa
     assert run.wait(WAIT_S) == 128 + signal.SIGTERM
     with pytest.raises(ProcessLookupError):
         os.kill(int(mark.read_text()), 0)
-
-
-@pytest.mark.parametrize("command", ["transactions list", "transactions complete a-writer"])
-def test_a_command_without_pyspark_says_what_to_install(command: str):
-    program = (
-        "import sys; sys.modules['pyspark'] = None; from gazette_sdk.cli.gazette import main;"
-        f" sys.argv[1:] = ['spark', *{command.split()}]; sys.exit(main())"
-    )
-    command_line = [sys.executable, "-c", program]
-    done = subprocess.run(command_line, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr == "gazette: PySpark is not installed; pip install 'gazette-sdk[spark]'\n"

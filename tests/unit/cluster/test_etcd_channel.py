@@ -5,7 +5,7 @@ import pytest
 
 from gazette_sdk.cluster.etcd_connections import (
     EtcdNoLeaderError,
-    _dial_target,
+    dial_target,
     error_of_status,
     error_of_text,
     is_of_connection,
@@ -29,7 +29,7 @@ from gazette_sdk.errors import (
     ],
 )
 def test_addresses(address, target, is_tls):
-    assert _dial_target(address) == (target, is_tls)
+    assert dial_target(address) == (target, is_tls)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from examples.stream_sum.chunker import streams
 from examples.stream_sum.messages import NO_ID, Chunk, Sum, WrongChunkError, crc64
-from gazette_sdk.framing.registry import framing_for
+from gazette_sdk.framing.base import framing_for
 from gazette_sdk.message.kinds import kind_of
 from support.vectors import golden, group
 

@@ -4,7 +4,7 @@ import pytest
 
 from gazette_sdk.errors import StoreError
 from gazette_sdk.fragment import CoverSet, list_fragments, open_store
-from gazette_sdk.fragment.listing import list_stored
+from gazette_sdk.fragment.listing import list_stored, readable
 from gazette_sdk.protocol.fragments import content_path, length_of, parse_content_path
 from support.stores import put_bytes
 from support.vectors import cases
@@ -84,6 +84,15 @@ def test_objects_whose_length_contradicts_their_name_are_torn(store, caplog):
     ]  # fmt: skip
     assert "4 objects do not have the length that their names state" in caplog.text
     assert f"{names[1]}.raw (9 bytes)" in caplog.text
+
+
+def test_a_reader_finds_a_torn_object_only_where_nothing_else_has_its_content(store):
+    for begin, end, length in ((0, 10, 10), (0, 10, 9), (10, 20, 9), (20, 30, 9), (20, 40, 20)):
+        name = f"{begin:016x}-{end:016x}-{length:040x}.raw"
+        put_bytes(store, f"a/journal/{name}", bytes(length))
+    assert [(each.begin, each.end, each.sum.part3) for each in readable(store, "a/journal")] == [
+        (0, 10, 10), (10, 20, 9), (20, 40, 20)
+    ]  # fmt: skip
 
 
 def test_fragments_are_listed_in_the_order_of_offsets(tmp_path):

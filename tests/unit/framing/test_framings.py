@@ -13,9 +13,9 @@ from gazette_sdk.framing import (
     Frames,
     Framing,
     JsonLines,
+    base,
     framing_for,
     register,
-    registry,
 )
 from gazette_sdk.message.kinds import kind_of
 from support.vectors import golden, group
@@ -195,7 +195,7 @@ class Semicolons(Framing):
 
 
 def test_a_framing_of_ones_own_is_registered_by_content_type(monkeypatch):
-    monkeypatch.setattr(registry, "_framings", dict(registry._framings))
+    monkeypatch.setattr(base, "_framings", dict(base._framings))
     own = Semicolons()
     register(own)
     assert framing_for("text/x-semicolons") is own

@@ -15,6 +15,7 @@ STORE = {"store": "file:///", "journals": "a/"}
             {"journals": "a", "maxBytesPerTriger": "1m"},
             "option 'maxbytespertriger'; .*maxBytesPerTrigger",
         ),
+        ({"journals": "a", "path": "/there"}, "the path '/there' selects no journals"),
         ({"journals": "a", "address": "http://a", "store": "file:///"}, "not both"),
         ({"journals": "a", "address": "s3://bucket/"}, "'s3://bucket/' is no broker.* 'store'"),
         ({"journals": "a", "address": "localhost:8080"}, "begins with http://"),

@@ -22,7 +22,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_spark import planning
 from gazette_spark.content import JournalContent, Piece
 from gazette_spark.options import Options
-from gazette_spark.planning import Pruning, admitted, ranges_of
+from gazette_spark.planning import Pruning, admitted, ranges_of, tasks_of
 from support.spark_stores import batch_rows, random_history, store_history
 
 MIB = 1 << 20
@@ -53,6 +53,28 @@ def test_adjacent_fragments_are_joined_to_ranges_of_tasks():
         (240 * MIB, 280 * MIB),
     ]
     assert spans(found) == [(0, 280 * MIB)]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "counts"),
+    [
+        ([], []),
+        ([1], [1]),
+        ([1000] * 16, [1] * 16),
+        ([1000] * 1000, [31] * 32 + [8]),  # 31 begins of 4 MiB, and their content, in 128 MiB
+        ([12 * MIB] * 8, [1] * 8),
+        ([200 * MIB, 1000, 1000, 200 * MIB], [1, 2, 1]),
+        ([1000] * 8 + [120 * MIB] + [1000] * 8, [2] * 4 + [1] + [2] * 4),
+    ],
+)
+def test_small_ranges_share_tasks(lengths: list[int], counts: list[int]):
+    ranges = [
+        planning.JournalRange(f"a/part-{at}", 0, length, "application/x-ndjson")
+        for at, length in enumerate(lengths)
+    ]
+    tasks = tasks_of(ranges)
+    assert [part for task in tasks for part in task.ranges] == ranges
+    assert [len(task.ranges) for task in tasks] == counts
 
 
 def test_overlapping_fragments_are_read_once_and_ranges_do_not_span_gaps():

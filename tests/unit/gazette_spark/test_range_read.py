@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    CalendarIntervalType,
     DataType,
     DateType,
     DecimalType,
@@ -20,6 +21,7 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
+    VariantType,
 )
 
 from gazette_sdk.errors import (
@@ -34,6 +36,7 @@ from gazette_sdk.framing import Framing
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_spark import range_read
 from gazette_spark.batch import GazetteBatchReader
+from gazette_spark.source import GazetteDataSource
 from support.fragment_files import fragment_of, store_fragment
 from support.spark_stores import N, batch_rows, options_of, rows_of, store_history
 from support.written_messages import History, frame
@@ -62,14 +65,12 @@ def test_corrupt_records_are_kept_in_their_column_or_dropped_or_an_error(
     corrupted: Path, isolation: str
 ):
     kept = batch_rows(corrupted, CORRUPT, isolation=isolation, mode="PERMISSIVE")
-    assert sorted((row["n"], row["_corrupt_record"]) for row in kept if row["n"]) == [
-        (1, None),
-        (2, None),
-    ]
     first = len(GOOD[0])
-    assert [(row["_offset"], row["_corrupt_record"]) for row in kept if not row["n"]] == [
-        (first, '{"n": "many"}'),
-        (first + len(BAD), "nonsense"),
+    assert [(row["n"], row["_offset"], row["_corrupt_record"]) for row in kept] == [
+        (1, 0, None),
+        (None, first, '{"n": "many"}'),
+        (None, first + len(BAD), "nonsense"),
+        (2, first + len(BAD) + len(b"nonsense\n"), None),
     ]
     dropped = batch_rows(corrupted, CORRUPT, isolation=isolation, mode="dropmalformed")
     assert [row["n"] for row in dropped] == [1, 2]
@@ -79,6 +80,79 @@ def test_corrupt_records_are_kept_in_their_column_or_dropped_or_an_error(
     assert f"a/part: the message at offset {first} cannot" in text
     assert next((corrupted / "a/part").iterdir()).name in text
     assert "mode=PERMISSIVE" in text
+
+
+def test_corrupt_records_between_transactions_keep_the_order_of_their_journal(tmp_path: Path):
+    """Small transactions are joined to one batch, in which bad content has its place."""
+    history = History("a/part")
+    lines: list[bytes] = []
+    for _ in range(40):
+        begin = len(history.content)
+        history.pending(1)
+        history.ack(1)
+        lines += [bytes(history.content[begin:]), BAD]
+    content = b"".join(lines)
+    store_fragment(tmp_path, fragment_of("a/part", 0, content), content)
+    rows = batch_rows(tmp_path, CORRUPT, mode="PERMISSIVE")
+    offsets = [row["_offset"] for row in rows]
+    assert offsets == sorted(offsets)
+    assert [row["n"] is None for row in rows] == [False, True] * 40
+
+
+def test_a_string_takes_any_value_as_it_is_written(tmp_path: Path):
+    values = [
+        '"x"', "1", "1.50", "-0", "true", "null", '{"a": 1, "b":[1.0]}', "[ ]", '"\\u00e9"',
+        '"\\"1\\""', "123456789012345678901234567890",
+    ]  # fmt: skip
+    content = "".join(f'{{"v":{value},"n":{at}}}\n' for at, value in enumerate(values)).encode()
+    store_fragment(tmp_path, fragment_of("a/part", 0, content), content)
+    schema = StructType([StructField("v", StringType()), StructField("n", LongType())])
+    rows = batch_rows(tmp_path, schema, isolation="uncommitted")
+    texts = ["x", *values[1:5], None, *values[6:8], "é", '"1"', values[-1]]
+    assert [(row["v"], row["n"]) for row in rows] == list(zip(texts, range(11), strict=True))
+    bad = content + b'{"v":{"a":1},"n":"x"}\n'
+    store_fragment(tmp_path / "bad", fragment_of("a/part", 0, bad), bad)
+    kept = batch_rows(tmp_path / "bad", schema, isolation="uncommitted", mode="DROPMALFORMED")
+    assert kept == rows
+    nested = ArrayType(StructType([StructField("s", StringType())]))
+    content = b'{"v":[{"s":1},{"s":"x"},null,{}],"m":{"k":{},"l":null}}\n'
+    store_fragment(tmp_path / "nested", fragment_of("a/part", 0, content), content)
+    schema = StructType(
+        [StructField("v", nested), StructField("m", MapType(StringType(), StringType()))]
+    )
+    [row] = batch_rows(tmp_path / "nested", schema, isolation="uncommitted")
+    assert row["v"] == [{"s": "1"}, {"s": "x"}, None, {"s": None}]
+    assert row["m"] == [("k", "{}"), ("l", None)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (VariantType(), "variant"),
+        (ArrayType(VariantType()), "variant"),
+        (CalendarIntervalType(), "interval"),
+    ],
+)
+def test_a_type_that_spark_takes_from_no_python_source_is_refused(
+    tmp_path: Path, kind: DataType, name: str
+):
+    source = GazetteDataSource({"store": tmp_path.as_uri(), "journals": "a/"})
+    for make in (source.reader, source.streamReader):
+        with pytest.raises(ConfigurationError, match=f"column 'v' is {name}.*declare it string"):
+            make(StructType([StructField("v", kind)]))
+
+
+def test_many_small_journals_are_read_by_few_tasks(tmp_path: Path):
+    for number in range(200):
+        content = frame(number, 1, 160)
+        store_fragment(tmp_path, fragment_of(f"a/part-{number:03}", 0, content), content)
+    for isolation in ("committed", "uncommitted"):
+        reader = GazetteBatchReader(options_of(tmp_path, isolation=isolation), N)
+        tasks = reader.partitions()
+        assert len(tasks) == 17
+        rows = list(rows_of(reader, tasks))
+        assert [row["n"] for row in rows] == list(range(200))
+        assert [row["_journal"] for row in rows] == [f"a/part-{at:03}" for at in range(200)]
 
 
 @pytest.mark.parametrize("isolation", ["committed", "uncommitted"])

@@ -51,6 +51,7 @@ def test_names_of_options_have_no_case():
         ({"journals": ""}, "the option 'journals' is missing: a label selector"),
         ({"journals": "a b c"}, "journals 'a b c': "),
         ({"topic": "copies"}, "unknown option 'topic' of a write; known are address, journals"),
+        ({"path": "/there"}, "the path '/there' selects no journals"),
         ({"store": "s3://bucket/"}, "only brokers write; give the 'address' of one"),
         ({"address": "file:///there/"}, "only brokers write; give the 'address' of one"),
         ({"journals": "prefix=gazette-spark/"}, "logs, as gazette-spark/transactions/batch; add"),

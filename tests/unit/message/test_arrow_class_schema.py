@@ -171,7 +171,9 @@ def written(messages: list[Any]) -> MemoryTransport:
     is_json = not hasattr(messages[0], "DESCRIPTOR")
     framing = JsonLines if is_json else FixedProtobuf
     transport.create("a/journal", content_type=framing.content_type)
-    with Publisher(mapping=mapping.direct("a/journal"), transport=transport) as publisher:
+    with Publisher(
+        mapping=mapping.direct("a/journal"), transport=transport, validate=False
+    ) as publisher:
         for message in messages:
             publisher.publish(message)
     return transport
@@ -423,6 +425,15 @@ class Bare(JsonMessage):
     UUID: str
 
 
+class Grade(enum.Enum):
+    BEST = "a"
+    NEXT = 2
+
+
+class Mixed(pydantic.BaseModel):
+    grade: Grade
+
+
 @pytest.mark.parametrize(
     ("message_type", "text"),
     [
@@ -438,6 +449,7 @@ class Bare(JsonMessage):
         (Outer, "field 'inner.deep' of Outer is Any"),
         (Metadata, "field '_offset' of Metadata has the name of a metadata column: rename it"),
         (Bare, "Bare has no field but its UUID"),
+        (Mixed, "field 'grade' of Mixed is of a type .Enums must contain either all str or all"),
     ],
 )
 def test_a_class_without_a_schema_is_refused_with_its_field_and_the_remedy(message_type, text):

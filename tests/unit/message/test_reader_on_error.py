@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import json
 import logging
 from itertools import islice
 
@@ -259,7 +261,7 @@ def test_frames_that_are_too_long_are_passed_over(
     with pytest.raises(
         OversizedFrameError,
         match=r"^a/journal: offset 0: a frame of more than 99 bytes; .*JsonLines\.frame_bytes_max"
-        r".* on_error='skip' or from an offset",
+        r".* on_error='skip'",
     ):
         numbers(reader)
     assert reader.offsets == {"a/journal": 0}
@@ -286,3 +288,72 @@ def test_an_open_transaction_is_no_error():
     assert numbers(reader) == []
     (state,) = reader.checkpoint().producers
     assert (state.producer, state.begin) == (producer_id(1), 0)
+
+
+@pytest.mark.parametrize("is_arrow", [False, True], ids=["objects", "columns"])
+@pytest.mark.parametrize("isolation", ["committed", "uncommitted"])
+def test_each_batch_after_a_bad_record_is_a_position_to_continue_at(is_arrow, isolation):
+    """Few messages are decoded at a time after a bad one: no position is in between."""
+    lines = [frame(n, 1, TICK * (n + 1)) for n in range(2000)]
+    places = [0, 1, 2, 70, 71, 500, 1999]
+    for at in places:
+        lines[at] = BAD["no JSON"]
+    wanted = [n for n in range(2000) if n not in places]
+    transport = transport_of(b"".join(lines))
+
+    def read(**begin) -> list[tuple[list[int], dict[str, int]]]:
+        """Return the messages of each batch, and the offset after it."""
+        reader = Reader(
+            dict, name="a/journal", transport=transport, isolation=isolation, on_error="skip",
+            **begin,
+        )  # fmt: skip
+        if is_arrow:
+            batches = reader.arrow([("n", pa.int64())])
+            found = ((batch.column("n").to_pylist(), dict(reader.offsets)) for batch in batches)
+        else:
+            found = (([each.message["n"]], dict(reader.offsets)) for each in reader)
+        with reader:
+            return list(found)
+
+    def joined(batches) -> list[int]:
+        return [n for numbers, _ in batches for n in numbers]
+
+    batches = read()
+    assert joined(batches) == wanted
+    assert len(batches) > 8
+    for at in range(0, len(batches), 1 if is_arrow else 97):
+        assert joined(batches[: at + 1]) + joined(read(offsets=batches[at][1])) == wanted
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.float64(), b"NaN"),
+        (pa.float32(), b"-Infinity"),
+        (pa.list_(pa.float64()), b"[1,NaN]"),
+        (pa.struct([("x", pa.float64())]), b'{"x":Inf}'),
+    ],
+)
+def test_numbers_that_are_no_json_are_bad_content_in_columns_too(kind, value):
+    good = frame(1, 1, TICK)
+    reader = Reader(dict, name="a/journal", transport=transport_of(good + b'{"m":%b}\n' % value))
+    with pytest.raises(DecodeError) as caught:
+        list(reader.arrow([("m", kind)]))
+    assert caught.value.offset == len(good)
+
+
+@pytest.mark.parametrize("begins_second", [False, True])
+@pytest.mark.parametrize("content_type", ["application/x-ndjson", "text/csv"])
+@pytest.mark.parametrize("is_arrow", [False, True], ids=["objects", "columns"])
+def test_a_byte_order_mark_is_bad_content_for_all(content_type, begins_second, is_arrow):
+    is_csv = content_type == "text/csv"
+    lines = [frame(n, 1, TICK * (n + 1)) for n in range(2)]
+    if is_csv:
+        lines = [json.loads(line)["UUID"].encode() + b",1\n" for line in lines]
+    content = lines[0] * begins_second + codecs.BOM_UTF8 + lines[1]
+    transport = transport_of(content, content_type=content_type)
+    reader = Reader(list if is_csv else dict, name="a/journal", transport=transport)
+    found = []
+    with pytest.raises(DecodeError) as caught:
+        found.extend(reader.arrow([("n", pa.int64())]) if is_arrow else reader)
+    assert (len(found), caught.value.offset) == (begins_second, len(lines[0]) * begins_second)

@@ -187,12 +187,12 @@ def test_a_signal_handler_within_the_wait_for_messages_gets_an_error(monkeypatch
     wait = queue.wait
     refused = []
 
-    def interrupted():
+    def interrupted(*_):
         if not refused:
             with pytest.raises(ReentrantCallError) as caught:
                 next(iter(reader))
             refused.append(caught.value)
-        wait()
+        return wait()
 
     monkeypatch.setattr(queue, "wait", interrupted)
     assert list(numbers(reader)) == [1]

@@ -60,7 +60,7 @@ MESSAGES = {
     "FragmentsRequest": "1 header Header, 2 journal string, 3 begin_mod_time int64, "
     "4 end_mod_time int64, 5 next_page_token int64, 6 page_limit int32, "
     "7 signatureTTL Duration, 8 do_not_proxy bool, 100 unstored_only bool, "
-    "101 do_not_wait bool, 102 torn_only bool",
+    "101 do_not_wait bool, 102 torn_only bool, 103 list_again bool",
     "FragmentsResponse": "1 status Status, 2 header Header, "
     "3 fragments *FragmentsResponse._Fragment, 4 next_page_token int64",
     "FragmentsResponse._Fragment": "1 spec Fragment, 2 signed_url string",

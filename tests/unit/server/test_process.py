@@ -125,7 +125,7 @@ def test_a_configured_server_is_bound_everywhere_and_advertises_its_host(tmp_pat
     secure._close_listeners()
     path = tmp_path / "socket"
     local = configured_server(
-        BrokerSettings(host="h.example", port=f"unix://{path}", server_cert_file="/ignored"),
+        BrokerSettings(host="h.example", port=f"unix://{path}", **certificate),
         DebugSettings(),
     )
     assert local.bind() == f"unix://h.example{path}"

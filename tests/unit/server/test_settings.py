@@ -36,6 +36,7 @@ OPTIONS = [
     ("broker.audit", "Audit", "BROKER_AUDIT", "refusals"),
     ("broker.allow-store", "AllowStore", "BROKER_ALLOW_STORE", ()),
     ("broker.auto-suspend", "AutoSuspend", "BROKER_AUTO_SUSPEND", False),
+    ("broker.prune", "Prune", "BROKER_PRUNE", "true"),
     ("broker.spool-dir", "SpoolDir", "BROKER_SPOOL_DIR", ""),
     ("broker.durability", "Durability", "BROKER_DURABILITY", "replicated"),
     ("etcd.address", "Address", "ETCD_ADDRESS", "http://localhost:2379"),
@@ -148,3 +149,21 @@ def test_a_random_name_has_two_words():
 def test_the_advertised_host_is_this_machine_by_default():
     assert load(BROKER, Sources()).advertise_host
     assert load(BROKER, Sources({"broker.host": ["h.example"]})).advertise_host == "h.example"
+
+
+@pytest.mark.parametrize(
+    ("group", "option", "value", "text"),
+    [
+        (BROKER, "broker.id", "x/y", "invalid length"),
+        (BROKER, "broker.id", "not valid", "not a valid token"),
+        (BROKER, "broker.zone", "a,b", "not a valid token"),
+        (BROKER, "broker.port", "99999", "is no port"),
+        (BROKER, "broker.port", "unix://name", "names no socket"),
+        (DEBUG, "debug.port", "x", "is no port"),
+        (ETCD, "etcd.address", "http://etcd:2379,foo", "'foo' is no Etcd address"),
+        (ETCD, "etcd.prefix", "bad", "cannot be a prefix"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_the_name_of_its_option(group, option, value, text):
+    with pytest.raises(ConfigurationError, match=f"^--{option}: .*{text}"):
+        load(group, Sources(arguments={option: [value]}))

@@ -51,8 +51,20 @@ def test_replicas_are_awaited(case):
     }.get(expect, expect)
 
 
-def test_too_many_members_are_waited_for():
-    assert judge_replicas(3, 2, is_local=True) is Input.LATER
+@pytest.mark.parametrize(
+    ("is_local", "is_consistent", "expected"),
+    [
+        (True, True, Input.LATER),
+        (True, False, Input.LATER),
+        (False, True, Input.LATER),
+        (False, False, Input.REMOTE),  # the allocator removes none before they have synchronized
+    ],
+)
+def test_too_many_members_are_waited_for_once_they_have_synchronized(
+    is_local, is_consistent, expected
+):
+    given = judge_replicas(3, 2, is_local=is_local, is_consistent=is_consistent)
+    assert given is expected
 
 
 def terms_of(**changes):

@@ -144,7 +144,7 @@ def test_too_few_replicas_of_a_settled_journal_are_warned_of(monkeypatch, caplog
     with caplog.at_level(logging.WARNING):
         run(scenario())
     (text,) = {record.getMessage() for record in caplog.records}
-    assert "a/journal: INSUFFICIENT_JOURNAL_BROKERS; " in text
+    assert "a pulse of a/journal failed: INSUFFICIENT_JOURNAL_BROKERS; " in text
     assert "lower its replication" in text
 
 
@@ -185,6 +185,22 @@ def test_a_pulse_that_failed_is_tried_again_soon(monkeypatch):
     run(scenario())
 
 
+def test_a_pulse_that_failed_often_is_tried_again_within_seconds(monkeypatch):
+    pauses = []
+
+    async def is_woken(replica, signal, timeout_s):
+        pauses.append(timeout_s)
+        if len(pauses) == 12:
+            signal.fire()
+        return False
+
+    monkeypatch.setattr(pulse_module, "_is_woken", is_woken)
+    recorder = Recorder(CallError("a replica is gone"))
+    run(Pulses(recorder.append, auto_suspend=False).run(FakeReplica()))
+    assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]
+    assert set(pauses[4:]) == {8.0}
+
+
 def test_a_replica_that_wants_a_pulse_gets_it_at_once(monkeypatch):
     monkeypatch.setattr(pulse_module, "PULSE_PERIOD_S", 1000)
 
@@ -222,3 +238,27 @@ def test_a_pulse_that_is_wanted_while_one_runs_follows_it(monkeypatch, outcome, 
         await running
 
     run(scenario())
+
+
+def test_pulses_that_fail_for_one_reason_are_one_line_after_the_first(monkeypatch, caplog):
+    monkeypatch.setattr(pulse_module, "LOGGED_TOGETHER_S", 0.05)
+
+    async def scenario():
+        failed = pulse_module.FailedPulses()
+        for _ in range(3):
+            for number in range(100):
+                failed.note(f"a/part-{number:03}", "broker-2 is gone")
+            failed.note("a/other", "a store is full")
+        await until(lambda: len(caplog.records) == 4)
+        failed.note("a/last", "broker-2 is gone")
+        await asyncio.sleep(0.1)
+
+    run(scenario())
+    gone, full, *together, last = [record.getMessage() for record in caplog.records]
+    assert gone == "a pulse of a/part-000 failed: broker-2 is gone"
+    assert full == "a pulse of a/other failed: a store is full"
+    assert together == [
+        "pulses of a/part-000 and 99 more failed within the last 0.05 s: broker-2 is gone",
+        "pulses of a/other failed within the last 0.05 s: a store is full",
+    ]
+    assert last == "a pulse of a/last failed: broker-2 is gone"

@@ -381,6 +381,7 @@ def test_a_torn_fragment_has_no_content_and_no_append_begins_before_its_end():
     async def scenario():
         index = Index()
         torn = fragment_of(20, 30, 1, "s3://b/")
+        following = fragment_of(30, 40, 2, "s3://b/")
         index.replace_remote(CoverSet([fragment_of(0, 10, 1, "s3://b/")]), CoverSet([torn]))
         assert [each.end for each in index.page(limit=10).fragments] == [10]
         assert index.page(limit=10, torn_only=True) == ([torn], 0)
@@ -391,6 +392,18 @@ def test_a_torn_fragment_has_no_content_and_no_append_begins_before_its_end():
         assert (result.status, result.offset) == (pb.OFFSET_NOT_YET_AVAILABLE, 30)
         result = await index.query(pb.ReadRequest(offset=10))
         assert (result.status, result.offset) == (pb.OFFSET_NOT_YET_AVAILABLE, 10)
+        # Its reading fails, with what is wrong; a read that blocks waits for its content.
+        result = await index.query(pb.ReadRequest(offset=25))
+        assert (result.status, result.fragment, result.file) == (pb.OK, torn, None)
+        blocked = asyncio.ensure_future(index.query(pb.ReadRequest(offset=25, block=True)))
+        await asyncio.sleep(0)
+        assert not blocked.done()
+        index.replace_remote(
+            CoverSet([fragment_of(0, 10, 1, "s3://b/"), following]), CoverSet([torn])
+        )
+        assert (await blocked).fragment == torn  # not passed over, as removed fragments are
+        newer = await index.query(pb.ReadRequest(offset=25, begin_mod_time=2))
+        assert (newer.offset, newer.fragment) == (30, following)
         index.replace_remote(CoverSet(), CoverSet([torn]))
         assert index.summary() == (0, 30, 0)
         index.replace_remote(CoverSet([fragment_of(0, 30, 1, "s3://b/")]))

@@ -13,6 +13,7 @@ import pytest
 
 from gazette_sdk.broker.fragments import persister
 from gazette_sdk.broker.fragments.persister import Persister
+from gazette_sdk.broker.metrics import SPOOLS_COMPLETED, SPOOLS_PERSISTED
 from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.fragment.listing import StoredFragment
 from gazette_sdk.fragment.registry import StoreRegistry
@@ -328,8 +329,13 @@ def test_large_uploads_are_not_read_back_and_objects_of_others_only_without_a_su
 
 
 def test_spools_that_are_not_stored_yet_are_known(tmp_path):
+    def backlog():
+        """Backlog as the metrics show it."""
+        return SPOOLS_COMPLETED.value - SPOOLS_PERSISTED._value.get()
+
     async def body(setting):
         persister = setting.persister
+        before = backlog()
         queued, failed, without_store, uploading, stored = [
             await setting.spool(primary=number > 0) for number in range(5)
         ]
@@ -347,16 +353,19 @@ def test_spools_that_are_not_stored_yet_are_known(tmp_path):
         persister.complete(uploading)
         found = persister.unstored(JOURNAL, REVISION)
         assert found == [queued, failed, without_store, uploading]
+        assert backlog() == before + len(found)
         assert persister.unstored(JOURNAL, REVISION + 1) == []
         assert persister.unstored("another/journal", REVISION) == []
         persister.complete(stored)
         await setting.settled()
         assert persister.unstored(JOURNAL, REVISION) == [queued, without_store]
+        assert backlog() == before + 2
         setting.spec = None  # the journal is deleted
         for _ in range(3):
             persister._rotate()
         await setting.settled()
         assert persister.unstored(JOURNAL, REVISION) == []
+        assert backlog() == before
 
     scenario(tmp_path, body)
 

@@ -410,6 +410,25 @@ def test_a_shorter_copy_elsewhere_supersedes_nothing_until_the_journal_is_contin
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("left_at", [4, len(WHOLE), len(WHOLE) + 1])
+@pytest.mark.parametrize("is_contested", [False, True])
+def test_a_spool_is_not_used_behind_the_end_at_which_others_left_the_journal(
+    root, is_contested, left_at
+):
+    """All of theirs is stored, and no listing shows it yet. The journal continues at its end."""
+
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            made = Made(directory, ScriptedInventory([]), stored_end=left_at)
+            if is_contested:
+                directory.forget_head(JOURNAL)
+            await asyncio.wait_for(made.quarantine.run(), 10)
+            is_theirs = is_contested and left_at < len(WHOLE)
+            assert made.spans == ([] if is_theirs else [(0, len(WHOLE))])
+
+    asyncio.run(scenario())
+
+
 def test_bytes_that_others_write_meanwhile_are_no_gap(root):
     """The head is asked for first: what is in front of it is in the inventory."""
 

@@ -82,6 +82,7 @@ def test_appends_expire_while_no_broker_can_be_reached(monkeypatch):
         append = journal.append(b"1")
         assert expired(append)
         assert append.exception().__cause__ is LOST
+        assert str(append.exception()).endswith(f"; the last attempt failed: {LOST}")
 
 
 def test_appends_behind_a_future_expire(timed):

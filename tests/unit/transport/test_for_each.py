@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gazette_sdk.cli.program import for_each
+from gazette_sdk.transport.loop import for_each
 
 
 @pytest.mark.parametrize("calls_max", [1, 3, 100])

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gazette_sdk.shard.workers import on_worker
+from gazette_sdk.user_code import on_worker
 from support.etcd import run
 
 
