@@ -1,4 +1,4 @@
-"""Child process that dies with this process, also if that is killed.
+"""Child process that dies with this process, also if that is killed, and the port it listens on.
 
 It runs through :mod:`gazette_sdk.cluster._child_launcher`, which holds a lock as long as the child
 lives. The servers of embedded and local clusters are such children.
@@ -7,6 +7,7 @@ lives. The servers of embedded and local clusters are such children.
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -15,7 +16,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from gazette_sdk.errors import GazetteError
+from gazette_sdk.errors import ConfigurationError, GazetteError
 
 ENDED = b"GAZETTE_CHILD_ENDED"
 """Datagram that is sent to the socket of a child's notifications when it has ended."""
@@ -23,9 +24,49 @@ ENDED = b"GAZETTE_CHILD_ENDED"
 LOCK_TIMEOUT_S = 5
 """Longest wait for the lock of a killed predecessor; after that the lock is held by another."""
 
+PORTS = range(20_000, 32_000)
+"""Below the ports of outgoing connections: none takes the port of a killed server."""
+
+PORT_ATTEMPTS = 200
+"""Number of ports that are tried."""
+
 _LAUNCHER = Path(__file__).with_name("_child_launcher.py")
 
 _EndCallback = Callable[[int], None]
+
+_chance = random.SystemRandom()
+_reserved: dict[int, socket.socket] = {}
+
+
+def reserve_port() -> int:
+    """Return a port of the loopback address for servers that this process starts.
+
+    On Linux no other process reserves it until this process ends, also while the server is down:
+    the clients of a killed server must not reach another one at its address.
+
+    Raises:
+        ConfigurationError: none was found.
+    """
+    for _ in range(PORT_ATTEMPTS):
+        port = _chance.choice(PORTS)
+        if port in _reserved:
+            continue
+        probe = socket.socket()
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            probe.close()
+            continue
+        # From now on servers, which set this option, can be bound to the port beside it, but no
+        # other probe. Systems other than Linux would refuse the server, too.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if sys.platform != "linux":
+            probe.close()
+        _reserved[port] = probe
+        return port
+    raise ConfigurationError(
+        f"no free port was found from {PORTS.start} to {PORTS.stop}; stop other servers"
+    )
 
 
 class ChildProcess:

@@ -29,7 +29,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from gazette_sdk.cluster.child_process import ENDED, ChildProcess
+from gazette_sdk.cluster.child_process import ENDED, ChildProcess, reserve_port
 from gazette_sdk.errors import ConfigurationError, EtcdError
 
 MINIMUM_VERSION = (3, 5)
@@ -274,7 +274,7 @@ class EtcdServer:
         self.data_dir.mkdir(parents=True, exist_ok=True)
         for attempt in range(1, PORT_ATTEMPTS + 1):
             # A restarted server uses its earlier port if it can, since its clients use that.
-            port = self._port if self._port and attempt == 1 else _free_port()
+            port = self._port if self._port and attempt == 1 else reserve_port()
             child, problem = self._launch(binary, port)
             if problem is None:
                 self._port = port
@@ -374,14 +374,6 @@ class EtcdServer:
         if not self._sync_writes:
             command.append("--unsafe-no-fsync")
         return command
-
-
-def _free_port() -> int:
-    """Return a port of the loopback address that no one listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _tail(log_path: Path) -> str:

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Self
 
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, is_consistent
+from gazette_sdk.cluster.child_process import reserve_port
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.contexts import Startable
 from gazette_sdk.errors import ClosedError, ConfigurationError, GazetteError, LeaseLostError
 from gazette_sdk.local_cluster.broker import BrokerOptions, BrokerState, LocalBroker, wait_until
-from gazette_sdk.local_cluster.etcd_members import EtcdMembers, reserve_port
+from gazette_sdk.local_cluster.etcd_members import EtcdMembers
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import journalspace
 from gazette_sdk.protocol.journal_spec import desired_replication

@@ -1,50 +1,14 @@
-"""Etcd of a local cluster, of one member or several.
-
-Ports of servers which are started again at the same port.
-"""
+"""Etcd of a local cluster, of one member or several."""
 
 from __future__ import annotations
 
-import random
-import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from gazette_sdk.cluster.child_process import reserve_port
 from gazette_sdk.cluster.etcd_server import EtcdServer, Peers
 from gazette_sdk.errors import ConfigurationError, EtcdError
-
-PORTS = range(20_000, 32_000)
-"""Below the ports of outgoing connections: none takes the port of a killed server."""
-
-ATTEMPTS = 200
-"""Number of ports that are tried."""
-
-_chance = random.SystemRandom()
-_reserved: set[int] = set()
-
-
-def reserve_port() -> int:
-    """Return a free port of the loopback address that this process has not returned before.
-
-    Raises:
-        ConfigurationError: none was found.
-    """
-    for _ in range(ATTEMPTS):
-        port = _chance.choice(PORTS)
-        if port in _reserved:
-            continue
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        _reserved.add(port)
-        return port
-    raise ConfigurationError(
-        f"no free port was found from {PORTS.start} to {PORTS.stop}; stop other servers"
-    )
-
 
 HEARTBEAT_MS = 50
 """Raft tick of several members, which answer each other within a millisecond."""

@@ -23,11 +23,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from gazette_sdk.cluster.child_process import reserve_port
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_server import EtcdServer
 from gazette_sdk.errors import ConfigurationError, LeaseLostError
 from gazette_sdk.local_cluster import LocalBroker, LocalCluster
-from gazette_sdk.local_cluster.etcd_members import reserve_port
 from gazette_sdk.testing.tcp_proxy import TcpProxy
 
 

@@ -37,11 +37,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from gazette_sdk.cluster.child_process import ChildProcess
+from gazette_sdk.cluster.child_process import ChildProcess, reserve_port
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.errors import ConfigurationError, GazetteError
-from gazette_sdk.local_cluster.etcd_members import reserve_port
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.shard_spec import recovery_log
 from gazette_sdk.shard.application.application import Application

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from gazette_sdk.cluster.child_process import reserve_port
 from gazette_sdk.cluster.etcd_server import EtcdServer
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.append.appender import AppendService
 from gazette_sdk.transport.base import Transport
-from support.services import free_port
 
 __all__ = ["BrokerProcesses", "Stalls", "journal_spec", "primary_of"]
 
@@ -36,7 +36,7 @@ class BrokerProcesses:
     def __init__(self, directory: Path, count: int = 4, ttl_s: int = 5) -> None:
         self.directory = directory
         self.ttl_s = ttl_s
-        self.ports = {f"broker-{number}": free_port() for number in range(count)}
+        self.ports = {f"broker-{number}": reserve_port() for number in range(count)}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.etcd = EtcdServer(directory / "etcd", sync_writes=False)
 

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Self
 
-from support.services import free_port
+from gazette_sdk.cluster.child_process import reserve_port
 
 __all__ = ["DevCluster"]
 
@@ -22,7 +22,7 @@ class DevCluster:
         self.data = data
         self.options = options
         self.output: list[bytes] = []
-        self.port = free_port()
+        self.port = reserve_port()
         self.address = f"http://localhost:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 

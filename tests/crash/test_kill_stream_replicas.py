@@ -25,12 +25,12 @@ import pytest
 from crash.appends import History, append_over_http, make_content, read_over_http
 from crash.pipelines import DEPTH_MAX, SIZES, WEIGHTS, Sequence
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, is_consistent
+from gazette_sdk.cluster.child_process import reserve_port
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.stream_calls import NOT_RUN
 from gazette_sdk.protocol.stream_frames import CONTENT_BYTES_MAX
 from support.etcd import EtcdFixture, run
 from support.raw_stream import RawStream, append_frames, head_of
-from support.services import free_port
 
 KILLS = int(os.environ.get("GAZETTE_KILLS", "6"))
 BROKERS = ("broker-1", "broker-2", "broker-3")
@@ -62,7 +62,7 @@ class Brokers:
         self._etcd = etcd
         self._directory = directory
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.addresses = {broker: f"http://localhost:{free_port()}" for broker in BROKERS}
+        self.addresses = {broker: f"http://localhost:{reserve_port()}" for broker in BROKERS}
         (directory / "fragments").mkdir()
 
     def start(self, *brokers: str) -> None:

@@ -22,8 +22,8 @@ import pytest
 
 from crash.appends import History, append_over_http, make_content
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, is_consistent
+from gazette_sdk.cluster.child_process import reserve_port
 from support.etcd import EtcdFixture, etcd, etcd_server, run
-from support.services import free_port
 
 __all__ = ["etcd", "etcd_server"]
 
@@ -61,7 +61,7 @@ class Brokers:
         self._etcd = etcd
         self._directory = directory
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.addresses = {broker: f"http://localhost:{free_port()}" for broker in BROKERS}
+        self.addresses = {broker: f"http://localhost:{reserve_port()}" for broker in BROKERS}
         self._store = directory / "fragments" / "there"
         self._store.mkdir(parents=True)
         self._stored = 0  # offset through which it had the journal when it failed

@@ -21,8 +21,8 @@ from typing import Self
 import pytest
 
 from crash.appends import append_over_http, make_content, read_over_http
+from gazette_sdk.cluster.child_process import reserve_port
 from gazette_sdk.cluster.etcd_server import EtcdServer
-from support.services import free_port
 
 TTL_S = 5
 LIMIT_S = 60.0
@@ -54,7 +54,7 @@ class Cluster:
     def start(self, *brokers: str, spools: str = "") -> None:
         """Start brokers, and wait until they serve."""
         for broker in brokers:
-            self._ports[broker] = free_port()
+            self._ports[broker] = reserve_port()
             with self._log(broker).open("wb") as log:
                 self.brokers[broker] = subprocess.Popen(
                     [

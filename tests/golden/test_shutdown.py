@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from gazette_sdk.cluster.child_process import reserve_port
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import KeyValue
 from gazette_sdk.cluster.etcd_server import EtcdServer
@@ -29,7 +30,6 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.loop import run
 from support.golden import TIMEOUT_S, Outcome, RawClient, Stream, etcd_of, spec_of
 from support.raw_http import Answer, exchange
-from support.services import free_port
 from support.vectors import golden
 
 pytestmark = pytest.mark.serial
@@ -61,7 +61,7 @@ class Process:
     """
 
     def __init__(self, directory: Path, etcd: str, *options: str, port: int | None = None) -> None:
-        self.port = port or free_port()
+        self.port = port or reserve_port()
         self.endpoint = f"http://127.0.0.1:{self.port}"
         (directory / "fragments").mkdir(exist_ok=True)
         self._log = directory / "log"
@@ -324,7 +324,7 @@ def id_is_taken(directory: Path) -> Seen:
 
 
 def etcd_is_unreachable(directory: Path) -> Seen:
-    with broker(directory, f"http://127.0.0.1:{free_port()}") as process:
+    with broker(directory, f"http://127.0.0.1:{reserve_port()}") as process:
         warning = process.wait_for_log("warning")
         running = process.is_running
         begun_s = time.monotonic()

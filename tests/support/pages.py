@@ -41,8 +41,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from gazette_sdk.cluster.child_process import reserve_port
 from gazette_sdk.protocol import journalspace
-from support.services import free_port
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTED_ADDRESS = "http://localhost:8080"
@@ -146,7 +146,7 @@ class PageRun:
         self._module = types.ModuleType(f"page_{self.page.stem.replace('-', '_')}")
         sys.modules[self._module.__name__] = self._module
         (self.directory / "examples").symlink_to(ROOT / "examples")
-        self._free_port = str(free_port())
+        self._free_port = str(reserve_port())
 
     def __enter__(self) -> Self:
         return self

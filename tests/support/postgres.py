@@ -16,7 +16,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from support.services import free_port, wait_until_it_serves
+from gazette_sdk.cluster.child_process import reserve_port
+from support.services import wait_until_it_serves
 
 STOP_TIMEOUT_S = 30.0
 _BECOME = """
@@ -57,7 +58,7 @@ def running_postgres() -> Iterator[str]:
             cwd=directory,
             env=_environment(directory),
         )
-        port = free_port()
+        port = reserve_port()
         with _server(programs, directory, data, port, become):
             yield f"postgresql+psycopg://tests@127.0.0.1:{port}/postgres"
     finally:

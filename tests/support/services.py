@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import random
 import re
 import shutil
 import socket
@@ -76,21 +75,6 @@ def running(command: Sequence[str | Path], port: int, log: Path) -> Iterator[Ser
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(10)
-
-
-def free_port() -> int:
-    """A port that nothing listens on, for a process that is started later.
-
-    It is none of those that the kernel gives to connections, and to listeners of port 0: one of
-    these may be in use again by then.
-    """
-    while True:
-        port = random.SystemRandom().randrange(*PORTS)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-
-
-PORTS = 20_000, 32_000
 
 
 def moto_command(port: int) -> list[str | Path]:

@@ -24,11 +24,11 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from fsspec.implementations.arrow import ArrowFSWrapper
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
+from gazette_sdk.cluster.child_process import reserve_port
 from gazette_sdk.fragment import Store, open_store
 from support.services import (
     Service,
     azurite_command,
-    free_port,
     gcs_command,
     moto_command,
     running,
@@ -59,7 +59,7 @@ AZURITE_KEY = (
 @pytest.fixture(scope="session")
 def s3_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """S3, by moto's server."""
-    port = free_port()
+    port = reserve_port()
     with running(moto_command(port), port, tmp_path_factory.mktemp("moto") / "log") as service:
         yield service
 
@@ -67,7 +67,7 @@ def s3_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 @pytest.fixture(scope="session")
 def azure_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Azure Blob Storage, by Azurite."""
-    port, directory = free_port(), tmp_path_factory.mktemp("azurite")
+    port, directory = reserve_port(), tmp_path_factory.mktemp("azurite")
     with running(azurite_command(port, directory), port, directory / "log") as service:
         yield service
 
@@ -75,7 +75,7 @@ def azure_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]
 @pytest.fixture(scope="session")
 def gcs_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Google Cloud Storage, by gcp-storage-emulator."""
-    port = free_port()
+    port = reserve_port()
     with running(gcs_command(port), port, tmp_path_factory.mktemp("gcs") / "log") as service:
         yield service
 

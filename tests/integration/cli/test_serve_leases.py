@@ -12,13 +12,13 @@ import urllib.request
 import pytest
 
 from gazette_sdk import connect
+from gazette_sdk.cluster.child_process import reserve_port
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.append.append import append
 from gazette_sdk.transport.listing import apply_journals
 from integration.cli.test_processes import TIMEOUT_S, serve, served_at
 from support.brokers import journal_spec
 from support.etcd import etcd, etcd_server
-from support.services import free_port
 
 __all__ = ["etcd", "etcd_server"]
 
@@ -70,7 +70,7 @@ def test_a_killed_broker_does_not_wait_for_its_own_old_lease(etcd, tmp_path):
 def test_a_broker_that_waits_for_a_held_key_refuses_connections_and_ends_at_a_signal(
     etcd, tmp_path
 ):
-    port = free_port()
+    port = reserve_port()
     with serve(tmp_path, *options(etcd, tmp_path / "one")) as holder:
         served_at(holder)
         with serve(tmp_path, *options(etcd, tmp_path / "two"), f"--broker.port={port}") as waiting:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from gazette_sdk import Publisher, Reader, connect, mapping
+from gazette_sdk.cluster.child_process import reserve_port
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.errors import (
     CallError,
@@ -22,7 +23,6 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.message.receipt import ReceiptTimeoutError
 from integration.failures.journals import TIMEOUT_S, append, read, run, spec, wait_until, within
-from support.services import free_port
 
 CONNECT_TIMEOUT_S = 0.3
 
@@ -71,7 +71,7 @@ def test_an_address_where_no_broker_is_fails_soon_and_is_named(cluster, who):
     answer, kind, text = WRONG[who]
     with speaking(answer or b"") as fake:
         address = {
-            "nobody": f"http://127.0.0.1:{free_port()}",
+            "nobody": f"http://127.0.0.1:{reserve_port()}",
             "etcd": cluster.etcd_endpoint,
             "plain text": cluster.address.replace("http://", "https://"),
             "no host": "http://no-such-host.invalid:80",
@@ -103,7 +103,7 @@ def test_an_address_where_no_broker_is_fails_soon_and_is_named(cluster, who):
 @pytest.fixture
 def stoppable(tmp_path):
     """A cluster that can be stopped, and started again on the same port over the same data."""
-    port = free_port()
+    port = reserve_port()
 
     def start():
         return EmbeddedCluster(tmp_path, port=port, sync_etcd=False).start()

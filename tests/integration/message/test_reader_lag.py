@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from gazette_sdk import Journals, Reader, connect
+from gazette_sdk.cluster.child_process import reserve_port
 from gazette_sdk.errors import CallError
 from gazette_sdk.message import Lag
 from gazette_sdk.message.uuid import OUTSIDE_TXN, build_uuid, clock_of_time
 from integration.failures.journals import append, within
 from integration.message.topics import Topic
-from support.services import free_port
 
 HOUR_S = 3600.0
 
@@ -68,6 +68,6 @@ def test_a_deleted_journal_has_no_lag_and_no_broker_is_an_error(topic: Topic):
         assert list(reader) == []
         Journals(topic.cluster.transport).delete(topic.name(0))
         assert reader.lag() == {topic.name(1): Lag(0, 0.0)}
-    away = connect(f"http://127.0.0.1:{free_port()}", connect_timeout_s=0.2)
+    away = connect(f"http://127.0.0.1:{reserve_port()}", connect_timeout_s=0.2)
     with within(5), pytest.raises(CallError):
         Reader(dict, name="a/journal", offsets={"a/journal": 0}, transport=away).lag(timeout_s=1)

@@ -22,12 +22,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from gazette_sdk.cluster.child_process import reserve_port
 from gazette_sdk.errors import StoreAuthorizationError, StoreError
 from gazette_sdk.fragment import check_delete, list_fragments, open_fragment, open_store
 from gazette_sdk.fragment.stores.azure import AzureADStore
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path, sum_of
-from support.services import azurite_command, free_port, running
+from support.services import azurite_command, running
 from support.stores import AZURITE_ACCOUNT, put_bytes, unsigned_token
 
 TENANT = "ab1f708d-50f6-404c-a006-d71b2ac7a606"
@@ -92,7 +93,7 @@ def tls_files(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def azure_tls(tmp_path_factory, tls_files):
-    port, directory = free_port(), tmp_path_factory.mktemp("azurite-tls")
+    port, directory = reserve_port(), tmp_path_factory.mktemp("azurite-tls")
     certificate, key = tls_files
     command = azurite_command(
         port, directory, "--oauth", "basic", "--cert", str(certificate), "--key", str(key)

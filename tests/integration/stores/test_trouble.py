@@ -10,10 +10,11 @@ from contextlib import closing, contextmanager
 
 import pytest
 
+from gazette_sdk.cluster.child_process import reserve_port
 from gazette_sdk.errors import FragmentNotFoundError, StoreError
 from gazette_sdk.fragment import StoreRegistry, open_store
 from gazette_sdk.fragment.stores import s3
-from support.services import free_port, moto_command, running
+from support.services import moto_command, running
 from support.stores import create_s3_bucket, put_bytes
 
 pytestmark = pytest.mark.serial
@@ -44,7 +45,7 @@ def silent_port():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_service_that_is_not_there_is_a_clear_error_soon(kind, monkeypatch):
-    with closing(open_store(point_at(monkeypatch, kind, free_port()))) as store:
+    with closing(open_store(point_at(monkeypatch, kind, reserve_port()))) as store:
         began = time.monotonic()
         with pytest.raises(StoreError, match="check the network") as caught:
             store.exists("a/path")
@@ -102,7 +103,7 @@ def test_a_lost_store_is_known_within_five_seconds_and_its_return_too(
 
 
 def test_a_service_that_starts_late_is_found(monkeypatch, tmp_path):
-    port = free_port()
+    port = reserve_port()
     url = point_at(monkeypatch, "s3", port)
 
     async def scenario():
