@@ -45,7 +45,7 @@ from gazette_sdk.protocol.journal_spec import DEFAULT_MAX_REPLICATION, desired_r
 from gazette_sdk.protocol.rules import JOURNAL_LIMIT_MOST
 from gazette_sdk.server.options import Group, Option, Settings
 from gazette_sdk.server.settings import ETCD, EtcdSettings
-from gazette_sdk.server.tls import with_secrets
+from gazette_sdk.server.tls import check_files, with_secrets
 
 
 class SimulateSettings(Settings):
@@ -274,6 +274,7 @@ async def run(invocation: Invocation) -> None:
         description = load(settings.cluster, parse_description)
     else:
         etcd = with_secrets(ETCD, invocation.settings(ETCD))
+        check_files(ETCD, etcd)
         description = await _live(etcd, settings.max_replication)
     change = change_of(settings, description)
     if settings.save == "-" and not change.is_empty:

@@ -33,7 +33,7 @@ from gazette_sdk.protocol.authorization import authority_for
 from gazette_sdk.server.options import Group, public_values
 from gazette_sdk.server.process import STOP_GRACE_S, StopSignal, configured_server
 from gazette_sdk.server.settings import DEBUG, pet_name
-from gazette_sdk.server.tls import with_secrets
+from gazette_sdk.server.tls import check_files, with_secrets
 from gazette_sdk.shard.consumer.config import ConsumerConfig, etcd_of_dev
 from gazette_sdk.shard.consumer.process import StuckShardsError
 from gazette_sdk.shard.consumer.served import ServedConsumer
@@ -71,6 +71,8 @@ async def run(invocation: Invocation) -> None:
     broker = invocation.settings(CONSUMER_BROKER)
     address = check_address(broker.address, "with --broker.address or in GAZETTE_ADDRESS")
     authority_for(settings.auth_keys)  # report malformed keys before binding a port
+    check_files(CONSUMER, settings)
+    check_files(CONSUMER_ETCD, etcd)
     is_of_dev = not etcd.address
     if is_of_dev:
         found = await asyncio.to_thread(

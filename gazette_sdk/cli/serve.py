@@ -18,16 +18,17 @@ from typing import Any, Protocol
 from gazette_sdk.broker.api.served import ServedBroker
 from gazette_sdk.broker.config import BrokerConfig
 from gazette_sdk.broker.spool.directory import Durability, accept_etcd
+from gazette_sdk.cli.journals.list import file_root_of
 from gazette_sdk.cli.program import Invocation
 from gazette_sdk.cluster.etcd_server import safety_warning
 from gazette_sdk.errors import ConfigurationError, LeaseLostError
 from gazette_sdk.local_cluster.broker import DEV_VARIABLE
 from gazette_sdk.protocol.authorization import Authority, authority_for
-from gazette_sdk.server.authorization import AUDIT
+from gazette_sdk.server.logging import AUDIT
 from gazette_sdk.server.options import Group, public_values
 from gazette_sdk.server.process import ReloadedFiles, StopSignal, configured_server
 from gazette_sdk.server.settings import BROKER, DEBUG, ETCD, BrokerSettings, EtcdSettings, pet_name
-from gazette_sdk.server.tls import reload_certificates, with_secrets
+from gazette_sdk.server.tls import check_files, reload_certificates, with_secrets
 from gazette_sdk.transport.wire import Tls
 
 DRAIN_NOTICE_S = 10.0
@@ -154,6 +155,8 @@ async def run(invocation: Invocation) -> None:
     given = given.model_copy(update={"id": given.id or pet_name()})
     settings = with_secrets(BROKER, given)
     authority_for(settings.auth_keys)  # report malformed keys before binding a port
+    check_files(BROKER, settings)
+    check_files(ETCD, etcd)
     _spool_dir(settings)
     groups: tuple[Group[Any], ...] = (BROKER, ETCD, DEBUG)
     configuration = {
@@ -262,7 +265,7 @@ def configuration_of(settings: BrokerSettings, etcd: EtcdSettings, endpoint: str
         etcd_password=etcd.password,
         lease_ttl_s=math.ceil(etcd.lease_s),
         journal_limit=settings.limit,
-        file_root=_path(settings.file_root),
+        file_root=file_root_of(settings.file_root, "--broker.file-root"),
         file_only=settings.file_only,
         durability=Durability(settings.durability),
         max_append_rate=settings.max_append_rate,

@@ -301,7 +301,7 @@ def _credentials(
         try:
             return Path(path).read_bytes() if path else None
         except OSError as error:
-            raise ConfigurationError(f"a certificate for Etcd can not be read: {error}") from error
+            raise ConfigurationError(f"a certificate for Etcd cannot be read: {error}") from error
 
     return grpc.ssl_channel_credentials(
         root_certificates=read(trusted_ca_file),

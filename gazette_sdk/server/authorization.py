@@ -10,7 +10,6 @@ are bounded in number, too: unknown clients choose the names in them.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -20,8 +19,7 @@ from typing import NamedTuple
 from gazette_sdk.errors import DeadlineExceededError
 from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability, Claims
 from gazette_sdk.server.call import Call
-
-AUDIT = logging.getLogger("gazette.audit")
+from gazette_sdk.server.logging import AUDIT
 
 REPEAT_S = 60.0
 """Time in which equal events are one record."""

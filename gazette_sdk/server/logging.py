@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import threading
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
@@ -33,6 +35,18 @@ _LEVEL_NAMES = {number: "warning" if name == "warn" else name for name, number i
 
 RECENT_RECORDS = 200
 """Number of records of level warning and above that the diagnostics keep."""
+
+FOLD_S = 10.0
+"""Repeated warnings and errors of this time are one record with their number."""
+
+TEXTS_OF_A_KIND = 3
+"""Number of records of one kind with different texts that are written before they are folded."""
+
+KINDS_MAX = 1000
+"""Number of kinds of records that are noted at a time. Further ones are written as they come."""
+
+AUDIT = logging.getLogger("gazette.audit")
+"""Logger of the audit log, whose records are never folded: it limits them by itself."""
 
 _STANDARD_FIELDS = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
 
@@ -196,6 +210,96 @@ class RecentRecords(logging.Handler):
         self.lines.append(self.format(record))
 
 
+@dataclass(slots=True)
+class _Kind:
+    texts: set[str] = field(default_factory=set)
+    count: int = 0
+    last: logging.LogRecord | None = None
+
+
+class FoldingHandler(logging.Handler):
+    """Handler that writes repeated warnings and errors once, with their number.
+
+    Records of one level, logger and message (before its arguments are inserted) are of one kind.
+    With a lost broker, for example, calls of each of its journals fail. The first records with
+    different texts are written at once. What follows is counted: while it continues, each ten
+    seconds the last one is written, with the number in its field ``repeated``.
+
+    Args:
+        targets: the handlers that write.
+    """
+
+    def __init__(self, *targets: logging.Handler) -> None:
+        super().__init__()
+        self._targets = targets
+        self._kinds: dict[tuple[str, int, str], _Kind] = {}
+        self._timer: threading.Timer | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, or count it."""
+        if record.levelno < logging.WARNING or record.name == AUDIT.name:
+            self._write(record)
+            return
+        key = record.name, record.levelno, str(record.msg)
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = _Kind()
+            if len(self._kinds) < KINDS_MAX:
+                self._kinds[key] = kind
+                if self._timer is None:
+                    self._start_timer()
+        text = _message_of(record)
+        if len(kind.texts) < TEXTS_OF_A_KIND and text not in kind.texts:
+            kind.texts.add(text)
+            self._write(record)
+        else:
+            kind.count += 1
+            kind.last = record
+
+    def flush(self) -> None:
+        """Write what was counted."""
+        self.acquire()
+        try:
+            for key, kind in list(self._kinds.items()):
+                last, count = kind.last, kind.count
+                if last is None:
+                    del self._kinds[key]
+                    continue
+                kind.last, kind.count = None, 0
+                self._write(logging.makeLogRecord({**vars(last), "repeated": count}))
+        finally:
+            self.release()
+        for target in self._targets:
+            target.flush()
+
+    def close(self) -> None:
+        """Write what was counted, and end."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.flush()
+        super().close()
+
+    def _write(self, record: logging.LogRecord) -> None:
+        for target in self._targets:
+            if record.levelno >= target.level:
+                target.handle(record)
+
+    def _start_timer(self) -> None:
+        self._timer = threading.Timer(FOLD_S, self._end_period)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _end_period(self) -> None:
+        self.flush()
+        self.acquire()
+        try:
+            self._timer = None
+            if self._kinds:
+                self._start_timer()
+        finally:
+            self.release()
+
+
 RECENT = RecentRecords()
 """Records of ``/debug/events``, in a process whose logging is configured here."""
 
@@ -216,5 +320,5 @@ def configure_logging(
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(formatters[style]())
     root = logging.getLogger()
-    root.handlers[:] = [handler, RECENT]
+    root.handlers[:] = [FoldingHandler(handler, RECENT)]
     root.setLevel(LEVELS[level])

@@ -1,4 +1,4 @@
-"""TLS of a server's public port (operations section 1).
+"""TLS of a server's public port, and files that options name (operations section 1).
 
 Secrets from files: an option ``auth-keys`` may be given as a file by ``auth-keys-file``.
 
@@ -55,6 +55,30 @@ def with_secrets(group: Group[S], settings: S) -> S:
         raise ConfigurationError("; ".join(reasons)) from None
 
 
+def check_files(group: Group[S], settings: S) -> None:
+    """Check the files of certificates that options name, before anything starts.
+
+    Raises:
+        ConfigurationError: a file is missing, unreadable or of another kind. It names the option.
+    """
+    options = {bound.field: f"--{bound.long}" for bound in group.options}
+    for kind, authorities in (("server_", "server_ca"), ("peer_", "peer_ca"), ("", "trusted_ca")):
+        names = f"{kind}cert_file", f"{kind}cert_key_file", f"{authorities}_file"
+        if not options.keys() >= set(names):
+            continue
+        files = [getattr(settings, name) for name in names]
+        try:
+            check_certificates(*files)
+        except ConfigurationError as error:
+            text = str(error)
+            given = [
+                options[name]
+                for name, path in zip(names, files, strict=True)
+                if path and path in text
+            ]
+            raise ConfigurationError(f"{' and '.join(given)}: {text}") from error
+
+
 def _read(path: str, option: str) -> str:
     try:
         with Path(path).open("rb") as file:
@@ -93,32 +117,53 @@ def server_context(
     Raises:
         ConfigurationError: a file is missing, unreadable or of another kind.
     """
-    for name, path in (
-        ("server-cert-file", cert_file),
-        ("server-cert-key-file", key_file),
-        ("server-ca-file", ca_file),
-    ):
-        if path and not Path(path).is_file():
-            raise ConfigurationError(f"{name}: there is no file {path}")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(list(alpn))
+    _load(context, cert_file, key_file, ca_file)
+    if ca_file:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def check_certificates(cert_file: str, key_file: str = "", ca_file: str = "") -> None:
+    """Check files of certificates, of a server or of a client.
+
+    Args:
+        cert_file: PEM file with a certificate chain; empty for none.
+        key_file: PEM file with its key; empty if ``cert_file`` has the key.
+        ca_file: PEM file of authorities; empty for none.
+
+    Raises:
+        ConfigurationError: a file is missing, unreadable or of another kind.
+    """
+    _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), cert_file, key_file, ca_file)
+
+
+def _load(context: ssl.SSLContext, cert_file: str, key_file: str, ca_file: str) -> None:
+    for path in (cert_file, key_file, ca_file):
+        try:
+            if path:
+                Path(path).open("rb").close()
+        except OSError as error:
+            raise ConfigurationError(
+                f"{path} cannot be read ({error.strerror}); check its path and permissions"
+            ) from error
     try:
-        context.load_cert_chain(cert_file, key_file or None)
+        if cert_file:
+            # With a password none is asked for at the terminal.
+            context.load_cert_chain(cert_file, key_file or None, password="")
     except (ssl.SSLError, OSError) as error:
         raise ConfigurationError(
             f"the certificate {cert_file} and the key {key_file or cert_file} cannot be used "
-            f"together: {error}; give PEM files that belong to each other"
+            f"together: {error}; give PEM files that belong to each other, the key without a "
+            "password"
         ) from error
-    if ca_file:
-        context.verify_mode = ssl.CERT_REQUIRED
-        try:
+    try:
+        if ca_file:
             context.load_verify_locations(ca_file)
-        except (ssl.SSLError, OSError) as error:
-            raise ConfigurationError(
-                f"server-ca-file: {ca_file} holds no usable PEM certificates: {error}"
-            ) from error
-    return context
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigurationError(f"{ca_file} holds no usable PEM certificates: {error}") from error
 
 
 def reload_certificates(
@@ -131,7 +176,5 @@ def reload_certificates(
     Raises:
         ConfigurationError: as :func:`server_context`. The context stays as it was.
     """
-    server_context(cert_file, key_file, ca_file)  # a failure must not leave half of a change
-    context.load_cert_chain(cert_file, key_file or None)
-    if ca_file:
-        context.load_verify_locations(ca_file)
+    check_certificates(cert_file, key_file, ca_file)  # a failure must not leave half of a change
+    _load(context, cert_file, key_file, ca_file)

@@ -35,9 +35,6 @@ PULSE_RETRY_MAX_S = 8.0
 PULSE_TIMEOUT_S = 60.0
 """Bound of one pulse."""
 
-LOGGED_TOGETHER_S = 10
-"""Pulses that fail for one reason within this time after the first are one line of the log."""
-
 SUSPEND_AFTER_PULSES = 15
 """Undisturbed pulses in a row after which an idle journal is suspended, where that is wished."""
 
@@ -56,6 +53,8 @@ _EXPECTED = frozenset(
 )
 """Outcomes that are part of a journal's normal life."""
 
+_FAILED = "a pulse of %s failed: %s"
+
 _log = logging.getLogger(__name__)
 
 
@@ -66,44 +65,6 @@ def pulse_mode(undisturbed: int, *, auto_suspend: bool) -> int:
     return pb.AppendRequest.SUSPEND_NO_RESUME
 
 
-class FailedPulses:
-    """Log of failed pulses: the first of a reason at once, those of the next seconds together.
-
-    With a broker that is lost, the pulses of all its journals fail for one reason.
-    """
-
-    def __init__(self) -> None:
-        # By reason: journals whose pulses failed after the one that was logged.
-        self._others: dict[str, set[str]] = {}
-
-    def note(self, journal: str, reason: str) -> None:
-        """Note that a pulse of a journal failed.
-
-        Args:
-            journal: its name.
-            reason: text without the journal's name.
-        """
-        others = self._others.get(reason)
-        if others is not None:
-            others.add(journal)
-            return
-        self._others[reason] = set()
-        _log.warning("a pulse of %s failed: %s", journal, reason)
-        asyncio.get_running_loop().call_later(LOGGED_TOGETHER_S, self._log_others, reason)
-
-    def _log_others(self, reason: str) -> None:
-        others = self._others.pop(reason)
-        if others:
-            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-            _log.warning(
-                "pulses of %s%s failed within the last %g s: %s",
-                min(others),
-                more,
-                LOGGED_TOGETHER_S,
-                reason,
-            )
-
-
 @dataclass(frozen=True, slots=True)
 class Pulses:
     """Maker of the pulses of a broker's replicas.
@@ -112,13 +73,11 @@ class Pulses:
         append: appends to a journal.
         auto_suspend: True if idle journals are suspended.
         jitter: a random number of [0, 1).
-        failed: log of those that failed.
     """
 
     append: AppendCall
     auto_suspend: bool
     jitter: Callable[[], float] = field(default=random.random)
-    failed: FailedPulses = field(default_factory=FailedPulses)
 
     async def run(self, replica: Replica) -> None:
         """Pulse at once, at each change of the journal's assignments, and every minute.
@@ -161,17 +120,17 @@ class Pulses:
         except StoppingError:
             return True
         except TimeoutError:
-            self.failed.note(journal, f"it did not end within {PULSE_TIMEOUT_S:g} s")
+            _log.warning(_FAILED, journal, f"it did not end within {PULSE_TIMEOUT_S:g} s")
             return False
         except GazetteError as error:
-            self.failed.note(journal, str(error).removeprefix(f"{journal}: "))
+            _log.warning(_FAILED, journal, str(error).removeprefix(f"{journal}: "))
             return False
         if response.status not in _EXPECTED:
             reason = str(for_status(response.status, response.store_health_error))
             if response.status == pb.INSUFFICIENT_JOURNAL_BROKERS and not is_settled:
-                _log.info("a pulse of %s failed: %s", journal, reason)
+                _log.info(_FAILED, journal, reason)
             else:
-                self.failed.note(journal, reason)
+                _log.warning(_FAILED, journal, reason)
         return True
 
 

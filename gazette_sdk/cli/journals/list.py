@@ -174,7 +174,7 @@ def file_root_of(path: str, option: str = "--file-root") -> Path | None:
         ConfigurationError: it is no directory.
     """
     if path and not Path(path).is_dir():
-        raise ConfigurationError(f"{option}: {path} is no directory")
+        raise ConfigurationError(f"{option}: {path} is no directory; create it")
     return Path(path) if path else None
 
 

@@ -287,7 +287,7 @@ def test_bad_addresses_are_refused(address):
 
 def test_a_missing_certificate_is_told():
     async def scenario():
-        with pytest.raises(ConfigurationError, match=r"can not be read.*/no/such\.pem"):
+        with pytest.raises(ConfigurationError, match=r"cannot be read.*/no/such\.pem"):
             await Etcd.connect("https://localhost", trusted_ca_file="/no/such.pem")
 
     run(scenario())

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from gazette_sdk.server import logging as server_logging
 from gazette_sdk.server.logging import (
     RECENT,
     configure_logging,
@@ -11,6 +12,7 @@ from gazette_sdk.server.logging import (
     hide_secrets,
     redact,
 )
+from support.stream_servers import until
 
 TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJjYXAiOjh9.c2lnbmF0dXJl"
 
@@ -58,6 +60,62 @@ def test_a_record_is_written_whatever_the_text_of_its_error_is(logged, style, er
     out.getvalue().encode()
     assert "it failed: " in out.getvalue()
     assert "it failed: " in RECENT.lines[-1]
+
+
+def test_repeated_warnings_are_one_record_with_their_number(logged, monkeypatch):
+    monkeypatch.setattr(server_logging, "FOLD_S", 0.2)
+    out = logged("info", "json")
+    log = logging.getLogger("a")
+    for number in range(100):
+        log.warning("a pulse of %s failed: %s", f"a/{number}", "broker-2 is gone")
+        log.warning("no disk")
+    log.error("another level")
+
+    def lines():
+        return [
+            (each["msg"], each.get("repeated"))
+            for each in map(json.loads, out.getvalue().splitlines())
+        ]
+
+    failed = "a pulse of a/{} failed: broker-2 is gone"
+    first = [
+        (failed.format(0), None),
+        ("no disk", None),
+        (failed.format(1), None),
+        (failed.format(2), None),
+        ("another level", None),
+    ]
+    assert lines() == first
+    until(lambda: len(lines()) > len(first))
+    together = [(failed.format(99), 97), ("no disk", 99)]
+    assert lines() == first + together
+    log.warning("no disk")  # it continues
+    until(lambda: len(lines()) > len(first + together))
+    continued = [("no disk", 1)]
+    assert lines() == first + together + continued
+    until(lambda: not logging.getLogger().handlers[0]._kinds)
+    log.warning("no disk")  # it is new again
+    assert lines() == [*first, *together, *continued, ("no disk", None)]
+    assert len(RECENT.lines) == len(lines())
+
+
+def test_what_was_counted_is_written_at_the_end(logged):
+    out = logged("info", "text")
+    for _ in range(3):
+        logging.getLogger("a").warning("no disk")
+    logging.getLogger().handlers[0].close()
+    assert [line.partition("msg=")[2] for line in out.getvalue().splitlines()] == [
+        '"no disk"',
+        '"no disk" repeated=2',
+    ]
+
+
+def test_information_and_the_audit_log_are_not_folded(logged):
+    out = logged("info", "text")
+    for _ in range(5):
+        logging.getLogger("a").info("assigned")
+        server_logging.AUDIT.warning("Append refused")
+    assert len(out.getvalue().splitlines()) == 10
 
 
 def test_text_is_pairs_quoted_where_needed(logged):

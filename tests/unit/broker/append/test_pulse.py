@@ -238,27 +238,3 @@ def test_a_pulse_that_is_wanted_while_one_runs_follows_it(monkeypatch, outcome, 
         await running
 
     run(scenario())
-
-
-def test_pulses_that_fail_for_one_reason_are_one_line_after_the_first(monkeypatch, caplog):
-    monkeypatch.setattr(pulse_module, "LOGGED_TOGETHER_S", 0.05)
-
-    async def scenario():
-        failed = pulse_module.FailedPulses()
-        for _ in range(3):
-            for number in range(100):
-                failed.note(f"a/part-{number:03}", "broker-2 is gone")
-            failed.note("a/other", "a store is full")
-        await until(lambda: len(caplog.records) == 4)
-        failed.note("a/last", "broker-2 is gone")
-        await asyncio.sleep(0.1)
-
-    run(scenario())
-    gone, full, *together, last = [record.getMessage() for record in caplog.records]
-    assert gone == "a pulse of a/part-000 failed: broker-2 is gone"
-    assert full == "a pulse of a/other failed: a store is full"
-    assert together == [
-        "pulses of a/part-000 and 99 more failed within the last 0.05 s: broker-2 is gone",
-        "pulses of a/other failed within the last 0.05 s: a store is full",
-    ]
-    assert last == "a pulse of a/last failed: broker-2 is gone"
