@@ -27,8 +27,8 @@ from gazette_sdk.errors import (
     EtcdUnavailableError,
     GazetteError,
 )
-from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.retries import Outage
 
 PAGE_ENTRIES = 1000
 """Number of keys in one page of a load: bounds the size of a response."""

@@ -37,7 +37,7 @@ from typing import Any
 
 from gazette_sdk.cluster.etcd_connections import Connections, EtcdConnection
 from gazette_sdk.errors import ConfigurationError, EtcdError, LeaseLostError
-from gazette_sdk.outage import Outage
+from gazette_sdk.retries import Outage
 
 STOP_S = 5.0
 """Longest wait for the end of the thread after its work was cancelled."""

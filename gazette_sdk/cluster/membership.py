@@ -37,7 +37,7 @@ from gazette_sdk.cluster.etcd_messages import Compare, Get, Put, TxnResult
 from gazette_sdk.cluster.items import ItemKeySpace
 from gazette_sdk.cluster.lease import LeaseLife, boot_s
 from gazette_sdk.errors import EtcdError, EtcdUnavailableError, GazetteError, LeaseLostError
-from gazette_sdk.outage import Outage
+from gazette_sdk.retries import Outage
 
 LEASE_TTL_S = 20
 """Default time after which a process that does not renew its lease is no member any more."""

@@ -50,9 +50,9 @@ from gazette_sdk.cluster.etcd_messages import Compare, Delete, Put
 from gazette_sdk.cluster.items import MemberEntry, ProcessKeySpace
 from gazette_sdk.cluster.keyspace import Entry, KeySpace
 from gazette_sdk.errors import EtcdError, GazetteError, LeaseLostError, UnavailableError
-from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import names as urls
+from gazette_sdk.retries import Outage
 
 
 class State(enum.Enum):

@@ -34,7 +34,7 @@ from gazette_sdk.protocol.journalspace import shared_prefix
 from gazette_sdk.protocol.labels import CONTENT_TYPE, NAME, PREFIX, add, journal_selector
 from gazette_sdk.protocol.names import validate_journal
 from gazette_sdk.protocol.rules import ANY_REVISION, complete
-from gazette_sdk.transport.backoff import pause
+from gazette_sdk.retries import pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import (
     apply_in_batches,

@@ -24,8 +24,8 @@ from gazette_sdk.errors import (
     for_status,
 )
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.retries import pause
 from gazette_sdk.transport.append.append import append
-from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.journal_reader import read_metadata
 

@@ -38,7 +38,6 @@ from gazette_sdk.errors import (
     ValidationError,
 )
 from gazette_sdk.message.checkpoint import Checkpoint
-from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import (
     CONTENT_TYPE,
@@ -48,7 +47,7 @@ from gazette_sdk.protocol.labels import (
     value_of,
 )
 from gazette_sdk.protocol.names import strip_meta, validate_journal
-from gazette_sdk.transport.backoff import pause
+from gazette_sdk.retries import Outage, pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.journal_reader import (
     OffsetJumpError,

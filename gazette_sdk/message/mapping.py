@@ -37,11 +37,10 @@ from gazette_sdk.errors import (
     UnavailableError,
     ValidationError,
 )
-from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import CONTENT_TYPE, parse_selector, topic_hint, value_of
 from gazette_sdk.protocol.names import validate_journal
-from gazette_sdk.transport.backoff import pause
+from gazette_sdk.retries import Outage, pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import NO_ANSWER, WatchedList, get_journal
 from gazette_sdk.user_code import call, call_each, text_of

@@ -46,15 +46,10 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from prometheus_client import Counter
 
 from gazette_sdk.errors import FramingError
-from gazette_sdk.message.checkpoint import (
-    Checkpoint,
-    ProducerState,
-    RareLog,
-    count_queued,
-    count_replayed,
-)
+from gazette_sdk.message.checkpoint import Checkpoint, ProducerState
 from gazette_sdk.message.runs import Message, Run
 from gazette_sdk.message.uuid import (
     ACK_TXN,
@@ -62,7 +57,9 @@ from gazette_sdk.message.uuid import (
     OUTSIDE_TXN,
     PRODUCER_BYTES,
     clock_of_unix_ns,
+    flags_text,
 )
+from gazette_sdk.protocol.names import strip_meta
 
 T = TypeVar("T")
 
@@ -150,19 +147,59 @@ class Journal(Generic[T]):
         if self.uncounted:
             for outcome, count in self.counts.items():
                 if count:
-                    count_queued(self.name, _FLAGS[outcome[0]], outcome, count)
+                    _count_queued(self.name, _LABELS[outcome[0]], outcome, count)
                     self.counts[outcome] = 0
             for (flags, outcome), count in self.unknown.items():
-                count_queued(self.name, flags, outcome, count)
+                _count_queued(self.name, _label_of(flags), outcome, count)
             self.unknown.clear()
             self.uncounted = 0
         if self.replayed:
-            count_replayed(self.name, self.replayed)
+            _count_replayed(self.name, self.replayed)
             self.replayed = 0
 
 
-_FLAGS = {"o": OUTSIDE_TXN, "c": CONTINUE_TXN, "a": ACK_TXN}
-"""Flags by the first letter of outcomes."""
+_QUEUED = Counter(
+    "gazette_sequencer_queued",
+    "Messages sequenced, by their flags and by what became of them.",
+    ["journal", "flag", "outcome"],
+)
+_REPLAYED = Counter(
+    "gazette_sequencer_replay", "Messages read again to deliver a sequence.", ["journal"]
+)
+
+_UNKNOWN_FLAGS_MAX = 16
+"""Limit of unknown flags with a label of their own: journals may hold any flags."""
+
+_unknown_flags: set[int] = set()
+
+
+def _label_of(flags: int) -> str:
+    """Return the label of unknown flags."""
+    label = flags_text(flags)
+    if label.startswith("Flags("):
+        if len(_unknown_flags) < _UNKNOWN_FLAGS_MAX:
+            _unknown_flags.add(flags)
+        if flags not in _unknown_flags:
+            return "Flags(other)"
+    return label
+
+
+def _count_queued(journal: str, label: str, outcome: str, count: int) -> None:
+    """Count messages that were sequenced."""
+    _QUEUED.labels(strip_meta(journal), label, outcome).inc(count)
+
+
+def _count_replayed(journal: str, count: int) -> None:
+    """Count messages that were read again."""
+    _REPLAYED.labels(strip_meta(journal)).inc(count)
+
+
+_LABELS = {
+    "o": flags_text(OUTSIDE_TXN),
+    "c": flags_text(CONTINUE_TXN),
+    "a": flags_text(ACK_TXN),
+}
+"""Labels of flags by the first letter of outcomes."""
 
 
 class Position(NamedTuple):
@@ -440,6 +477,34 @@ _CONTINUE_EXTEND_SPAN = Outcome.CONTINUE_EXTEND_SPAN
 _CONTINUE_RING_CLOCK_LARGER = Outcome.CONTINUE_RING_CLOCK_LARGER
 _OUTSIDE_ALREADY_ACKED = Outcome.OUTSIDE_ALREADY_ACKED
 _OUTSIDE_COMMIT = Outcome.OUTSIDE_COMMIT
+
+
+class RareLog:
+    """Rate-limited log of conditions that every message may have.
+
+    Args:
+        log: the logger.
+        interval_s: seconds between two lines of one kind. The next line has the number of those
+            that were left out.
+    """
+
+    def __init__(self, log: logging.Logger, interval_s: float = 10.0) -> None:
+        self._log = log
+        self._interval_s = interval_s
+        self._silent: dict[str, tuple[float, int]] = {}
+
+    def __call__(self, level: int, text: str, *args: object) -> None:
+        """Log a line of the kind ``text``, filled with ``args``."""
+        now = time.monotonic()
+        until, left_out = self._silent.get(text, (now, 0))
+        if now < until:
+            self._silent[text] = until, left_out + 1
+            return
+        self._silent[text] = now + self._interval_s, 0
+        if left_out:
+            self._log.log(level, text + " (and %d more like this)", *args, left_out)
+        else:
+            self._log.log(level, text, *args)
 
 
 class SequencerMachine(Generic[T]):

@@ -269,8 +269,6 @@ class FoldingHandler(logging.Handler):
                 self._write(logging.makeLogRecord({**vars(last), "repeated": count}))
         finally:
             self.release()
-        for target in self._targets:
-            target.flush()
 
     def close(self) -> None:
         """Write what was counted, and end."""

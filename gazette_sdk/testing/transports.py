@@ -25,7 +25,7 @@ from gazette_sdk.protocol import labels
 from gazette_sdk.protocol import rules as rpc
 from gazette_sdk.protocol.fragments import digest_of
 from gazette_sdk.protocol.labels import journal_selector
-from gazette_sdk.transport.backoff import pause
+from gazette_sdk.retries import pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wire import AppendItem, ReadItem
 

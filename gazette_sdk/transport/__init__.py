@@ -2,8 +2,6 @@
 
 Read in this order:
 
-- ``backoff``: Back-off between attempts of a call (client section 1), and between dials of a
-  broker.
 - ``loop``: Event loops on which the SDK's asynchronous code runs.
 - ``wire``: Wires: carriers of calls to brokers.
 - ``base``: The one interface through which the SDK reaches journals.

@@ -47,10 +47,9 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.fragment.content import FragmentReader
 from gazette_sdk.fragment.listing import open_url
-from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import rules as rpc
-from gazette_sdk.transport.backoff import Pause, pause
+from gazette_sdk.retries import Outage, Pause, pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wire import ReadItem, Target
 

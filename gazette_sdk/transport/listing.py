@@ -23,11 +23,10 @@ from gazette_sdk.errors import (
     UnavailableError,
     for_status,
 )
-from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import journal_selector, parse_selector
 from gazette_sdk.protocol.names import strip_meta
-from gazette_sdk.transport.backoff import Pause, pause
+from gazette_sdk.retries import Outage, Pause, pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wire import ANYWHERE, Target
 

@@ -85,6 +85,8 @@ class Tool:
                 status = self._program.main(arguments)
             finally:
                 of_loops.removeFilter(_is_no_stray_wakeup)
+                for handler in set(root.handlers) - set(handlers):
+                    handler.close()
                 root.handlers[:] = handlers
                 root.setLevel(level)
         captured = self._capture.readouterr()

@@ -15,18 +15,14 @@
 
 In reading order:
 
-- ``options``: options of a read; ``connection``: brokers and stores, with credentials;
-  ``failure``: errors as Spark shows them
+- ``options``: options of a read; ``failure``: errors as Spark shows them
 - ``source``: the data source, and ``schema``: its columns
-- ``batch``: batch reads. ``content``: what journals hold; ``planning``: ranges, one for each task;
-  ``filters``: which of them a query needs
-- ``range_read``: record batches of a range, on executors, over ``range_transport``
-- ``stream``: streaming reads. ``following``: which journals there are; ``admission``: how much a
-  micro-batch reads; ``offsets``: what Spark stores; ``lag``: what is left
-- ``sink``: batch and streaming writes, by ``write_options``: ``rows`` as messages, and the
-  ``producers`` of a worker. ``partitioning``: one task for each journal
-- ``transaction_log``: what a writer has decided, over the pure ``transaction_records``;
-  ``transactions``: care of logs
+- ``batch``: batch reads. ``content``: connections, and what journals hold; ``planning``: ranges,
+  several small ones for each task
+- ``range_read``: record batches of ranges, on executors
+- ``stream``: streaming reads. ``offsets``: what Spark stores; ``lag``: what is left
+- ``sink``: batch and streaming writes, by ``write_options``, and the ``producers`` of a worker
+- ``transaction_log``: what a writer has decided; ``transactions``: care of logs
 - ``pipelines``: whole jobs, which ``gazette spark`` runs
 
 Workers run the interpreter which imported this package, unless ``PYSPARK_PYTHON`` is set: Spark

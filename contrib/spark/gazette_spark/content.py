@@ -25,9 +25,9 @@ from gazette_sdk.errors import (
 from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import CONTENT_TYPE, parse_selector, value_of
+from gazette_sdk.retries import pause
 from gazette_sdk.transport import Transport, connect
 from gazette_sdk.transport.append.append import TRANSIENT
-from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.fragment_store import GAP_AGE_S
 from gazette_sdk.transport.listing import list_all_fragments, list_journals
 from gazette_sdk.transport.wire import Tls

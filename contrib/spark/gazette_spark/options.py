@@ -183,7 +183,7 @@ def load_message(spec: str, *, needs_uuid: bool = True) -> type[Any]:
             f"gazette: message {spec!r} cannot be loaded ({error}); write module:Class of a class"
             " that the driver and all executors can import, such as by SparkContext.addPyFile"
         ) from error
-    from gazette_sdk.message.kinds.registry import known_kind  # noqa: PLC0415 - few need it
+    from gazette_sdk.message.kinds import known_kind  # noqa: PLC0415 - few need it
 
     try:
         known_kind(found, needs_uuid=needs_uuid)

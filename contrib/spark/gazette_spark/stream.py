@@ -33,8 +33,8 @@ from gazette_sdk.errors import (
 from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.retries import pause
 from gazette_sdk.transport import loop as sdk_loop
-from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.journal_reader import read_metadata
 from gazette_sdk.transport.listing import WatchedList
 from gazette_spark.content import (

@@ -65,9 +65,9 @@ from gazette_sdk.journals import Journals
 from gazette_sdk.message import AckIntents
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import MANAGED_BY
+from gazette_sdk.retries import pause, pause_append
 from gazette_sdk.transport import Transport
 from gazette_sdk.transport.append.append import append
-from gazette_sdk.transport.backoff import pause, pause_append
 from gazette_sdk.transport.journal_reader import OffsetJumpError, RetryReader
 from gazette_sdk.transport.listing import list_journals
 

@@ -37,9 +37,9 @@ from gazette_sdk.fragment.content import open_fragment
 from gazette_sdk.fragment.listing import StoredFragment, contradicts
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.fragment.stores import ObjectStatus, Store
-from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import PostfixTemplate, content_path, digest_of, length_of
+from gazette_sdk.retries import Outage
 
 CONCURRENT_ATTEMPTS_MAX: Final = 32
 """Uploads of the process at once: enough to fill a network, few enough to bound memory."""

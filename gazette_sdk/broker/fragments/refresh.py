@@ -38,11 +38,11 @@ from gazette_sdk.errors import STATUS_NAMES, GazetteError, UnavailableError
 from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.fragment.listing import StoredFragment, list_stored
 from gazette_sdk.fragment.registry import StoreRegistry
-from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability, Claims
 from gazette_sdk.protocol.durations import to_seconds
 from gazette_sdk.protocol.fragments import digest_of, length_of
+from gazette_sdk.retries import Outage
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wire import Target
 

@@ -26,11 +26,11 @@ from gazette_sdk.broker.metrics import RETENTION_BYTES, RETENTION_FRAGMENTS
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.fragment.listing import StoredFragment
 from gazette_sdk.fragment.registry import StoreRegistry
-from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import to_seconds
 from gazette_sdk.protocol.fragments import length_of
 from gazette_sdk.protocol.labels import CONTENT_TYPE, RECOVERY_LOG, needed_from, values_of
+from gazette_sdk.retries import Outage
 
 REMOVALS_MAX: Final = 8
 """Concurrent removals of one journal."""

@@ -37,10 +37,10 @@ from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import Compare, Delete, Operation, Put
 from gazette_sdk.errors import STATUS_NAMES, EtcdError, UnavailableError
 from gazette_sdk.fragment.registry import StoreRegistry
-from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability, Claims
 from gazette_sdk.protocol.journal_spec import desired_replication, may_read
+from gazette_sdk.retries import Outage
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wire import ANYWHERE, Target
 

@@ -72,7 +72,6 @@ from gazette_sdk.cluster.etcd_messages import (
 from gazette_sdk.cluster.items import AssignmentEntry, ItemEntry, parse_value
 from gazette_sdk.cluster.keyspace import Entry, KeySpace
 from gazette_sdk.errors import EtcdCompactedError, EtcdError
-from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.journal_spec import (
     DEFAULT_MAX_REPLICATION,
@@ -80,6 +79,7 @@ from gazette_sdk.protocol.journal_spec import (
     is_suspended,
 )
 from gazette_sdk.protocol.rules import NO_PRIMARY
+from gazette_sdk.retries import Outage
 
 MEMBERS_MIN = 2
 """Members of a cluster in which routes are recorded."""

@@ -33,7 +33,7 @@ from gazette_sdk.broker.spool.files import CompletedSpool
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.keyspace import Continuity, HistoryMark, compare_history
-from gazette_sdk.outage import Outage
+from gazette_sdk.retries import Outage
 
 POLL_S: Final = 1.0
 """Pause between looks for the operator's acceptance."""

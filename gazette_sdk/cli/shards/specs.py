@@ -29,6 +29,7 @@ from gazette_sdk.protocol import shardspace
 from gazette_sdk.protocol.labels import parse_selector
 from gazette_sdk.protocol.rules import ANY_REVISION, complete
 from gazette_sdk.protocol.shard_spec import recovery_log, validate_shard_rpc
+from gazette_sdk.retries import pause
 from gazette_sdk.shard.application.application import (
     Application,
     Existing,
@@ -38,7 +39,6 @@ from gazette_sdk.shard.application.application import (
 )
 from gazette_sdk.shard.application.handler import ShardGenerator
 from gazette_sdk.shard.consumer.client import ShardClient, apply_in_batches, verify_references
-from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import list_journals
 

@@ -44,11 +44,11 @@ from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import Compare, Operation, TxnResult
 from gazette_sdk.cluster.items import ItemKeySpace, MemberEntry
 from gazette_sdk.errors import EtcdError, GazetteError, LeaseLostError, ValidationError
-from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.names import validate_journal
 from gazette_sdk.protocol.rules import JOURNAL_LIMIT_MOST, validate_process_id
 from gazette_sdk.protocol.strict_yaml import problem_of
+from gazette_sdk.retries import Outage
 
 TXN_MAX = 128
 """Bound of comparisons, and of operations, of a transaction: Etcd's own default."""

@@ -18,11 +18,20 @@ An adapter (:class:`Kind`) is found by class and form, see :func:`kind_of`. In r
 - ``json``: Kinds of JSON messages: dicts, typed classes and pydantic models; single ones, and
   chunks.
 - ``others``: Kinds of messages as CSV records and in protobuf.
-- ``registry``: Registry of the kinds of classes of messages.
 """
 
-from gazette_sdk.message.kinds.base import Decoded, JsonMessage, Kind, Spliced
-from gazette_sdk.message.kinds.others import CsvRecord
-from gazette_sdk.message.kinds.registry import kind_of, known_kind
+from gazette_sdk.message.kinds.base import (
+    FINDERS,
+    Decoded,
+    JsonMessage,
+    Kind,
+    Spliced,
+    kind_of,
+    known_kind,
+)
+from gazette_sdk.message.kinds.json import find_json
+from gazette_sdk.message.kinds.others import CsvRecord, find_csv, find_protobuf
+
+FINDERS[:] = find_json, find_protobuf, find_csv
 
 __all__ = ["CsvRecord", "Decoded", "JsonMessage", "Kind", "Spliced", "kind_of", "known_kind"]

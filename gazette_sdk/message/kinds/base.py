@@ -1,6 +1,6 @@
 """Interface of the kinds of messages: between objects of one class and payloads.
 
-Empty messages of a class, for acknowledgements.
+Search of the kind of a class. Empty messages of a class, for acknowledgements.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pydantic
 
+from gazette_sdk.errors import ValidationError
 from gazette_sdk.framing import Frames, Framing
 from gazette_sdk.framing.base import Buffer
 from gazette_sdk.message.uuid import RawUuid, Stamp
@@ -229,3 +230,74 @@ class Kind(abc.ABC, Generic[M]):
     @abc.abstractmethod
     def new_acknowledgement(self, message: M, journal: str) -> M:
         """Return an empty message, to end ``message``'s transaction by an acknowledging UUID."""
+
+
+FINDERS: list[Callable[[type[Any]], Kind[Any] | None]] = []
+"""Functions that return the adapter of a class, or None for a class of another kind."""
+
+
+def kind_of(message_type: type[M], form: str, *, needs_uuid: bool = True) -> Kind[M]:
+    """Return the adapter of a class.
+
+    Args:
+        message_type: class of the messages.
+        form: form of payloads, ``"json"``, ``"protobuf"`` or ``"csv"``.
+        needs_uuid: False if messages are only read, and not sequenced: protobuf classes then
+            need no field of a UUID.
+
+    Raises:
+        ValidationError: objects of the class cannot hold a UUID, or have another form.
+    """
+    found = known_kind(message_type, needs_uuid=needs_uuid)
+    if found.form != form:
+        raise ValidationError(
+            f"{message_type.__qualname__} is a {found.form} message, but the journal's framing"
+            f" holds {form}; use {_CLASSES.get(form, 'another class')}, or a journal with another"
+            " content-type label",
+            kind="message_form",
+        )
+    return found
+
+
+_CLASSES = {
+    "json": "a dataclass on JsonMessage, a pydantic model, a msgspec Struct or a dict",
+    "protobuf": "a generated protobuf class with a field `bytes uuid`",
+    "csv": "CsvRecord or list",
+}
+
+
+_known: dict[type, Kind[Any]] = {}
+"""Adapters by class. Classes of messages are never dropped."""
+
+
+def known_kind(message_type: type[M], *, needs_uuid: bool = True) -> Kind[M]:
+    """Return the adapter of a class, in the one form that its messages have.
+
+    Raises:
+        ValidationError: objects of the class cannot hold a UUID, see :func:`kind_of`.
+    """
+    if not isinstance(message_type, type):
+        raise _no_class(message_type)
+    found: Kind[M] = _known.get(message_type) or _made(message_type)
+    if needs_uuid and found.no_uuid:
+        raise ValidationError(found.no_uuid, kind="no_uuid")
+    return found
+
+
+def _no_class(given: object) -> ValidationError:
+    origin = typing.get_origin(given)
+    hint = f": derive a class from it, or use {origin.__name__}" if origin is not None else ""
+    return ValidationError(f"{given!r} is no class of messages{hint}", kind="message_type")
+
+
+def _made(message_type: type[M]) -> Kind[M]:
+    found: Kind[M] | None = next(filter(None, (find(message_type) for find in FINDERS)), None)
+    if found is None:
+        raise ValidationError(
+            f"{message_type.__qualname__} can carry no message UUID: use a dataclass on"
+            " JsonMessage, a pydantic model, a msgspec Struct, a dict, a generated protobuf class,"
+            " or, for CSV, a list",
+            kind="no_uuid",
+        )
+    _known[message_type] = found
+    return found

@@ -45,7 +45,7 @@ import pydantic_core
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.framing import Frames, Framing
 from gazette_sdk.framing.base import Buffer
-from gazette_sdk.message.kinds.base import Decoded, Kind, Spliced, empty_instance
+from gazette_sdk.message.kinds.base import Decoded, JsonMessage, Kind, Spliced, empty_instance
 from gazette_sdk.message.uuid import (
     ACK_TXN,
     TEXT_BYTES,
@@ -885,3 +885,43 @@ def _computed_keys(message_type: type[pydantic.BaseModel]) -> set[str]:
 def _complaint(error: pydantic_core.ErrorDetails) -> str:
     place = ".".join(map(str, error["loc"]))
     return f"{place}: {error['msg']}" if place else error["msg"]
+
+
+def find_json(message_type: type[Any]) -> Kind[Any] | None:
+    """Return the adapter of a class of JSON messages; None for any other class.
+
+    Raises:
+        ValidationError: the class is of a JSON kind, but cannot hold a UUID.
+    """
+    if issubclass(message_type, dict):
+        return DictKind(message_type)
+    if issubclass(message_type, pydantic.BaseModel):
+        if issubclass(message_type, pydantic.RootModel):
+            raise ValidationError(
+                f"{message_type.__qualname__} can carry no message UUID: it is a RootModel; use a"
+                " model with fields",
+                kind="no_uuid",
+            )
+        return PydanticKind(message_type)
+    if issubclass(message_type, msgspec.Struct):
+        if message_type.__struct_config__.array_like:
+            raise ValidationError(
+                f"{message_type.__qualname__} can carry no message UUID: it is written as an"
+                " array; leave array_like off",
+                kind="no_uuid",
+            )
+        return TypedKind(message_type)
+    if dataclasses.is_dataclass(message_type):
+        if issubclass(message_type, JsonMessage):
+            return TypedKind(message_type)
+        raise ValidationError(
+            f"{message_type.__qualname__} can carry no message UUID: derive the dataclass from"
+            " JsonMessage",
+            kind="no_uuid",
+        )
+    if issubclass(message_type, JsonMessage):
+        raise ValidationError(
+            f"{message_type.__qualname__} has no fields: decorate it with @dataclass",
+            kind="message_type",
+        )
+    return None

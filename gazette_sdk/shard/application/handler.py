@@ -23,10 +23,10 @@ from gazette_sdk.errors import (
     ValidationError,
 )
 from gazette_sdk.journals.changes import apply_in_transactions, list_named
-from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.labels import format_selector, topic_hint
+from gazette_sdk.retries import Outage, pause
 from gazette_sdk.shard.application.application import (
     Application,
     Existing,
@@ -35,7 +35,6 @@ from gazette_sdk.shard.application.application import (
     Sources,
     generated,
 )
-from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import WatchedList
 

@@ -22,8 +22,8 @@ from gazette_sdk.errors import EtcdError, ValidationError
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import recoverylog_pb2 as rpb
 from gazette_sdk.protocol.shard_spec import backup_hint_keys, primary_hint_key, recovery_log
+from gazette_sdk.retries import delay_s
 from gazette_sdk.shard.recovery import hints as fsm_hints
-from gazette_sdk.transport.backoff import delay_s
 
 _log = logging.getLogger(__name__)
 

@@ -42,7 +42,6 @@ from gazette_sdk.errors import (
 from gazette_sdk.journals.changes import list_named
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.sequencer import RING_SIZE
-from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import recoverylog_pb2 as rpb
@@ -52,6 +51,7 @@ from gazette_sdk.protocol.shard_spec import (
     recovery_log,
     reduce_status,
 )
+from gazette_sdk.retries import Outage, delay_s, pause
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.consumer.hints import load_hints, store_recorded_hints, store_recovered_hints
 from gazette_sdk.shard.consumer.lifecycle import Effect, Input, Lifecycle, State
@@ -65,7 +65,6 @@ from gazette_sdk.shard.transaction.failure import error_of_code
 from gazette_sdk.shard.transaction.runner import Runner
 from gazette_sdk.shard.transaction.transaction import Output, Shard
 from gazette_sdk.transport.append.appender import AppendService
-from gazette_sdk.transport.backoff import delay_s, pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.user_code import acontained, described, encodable, exit_within, on_worker, text_of
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from gazette_sdk.errors import EtcdTransactionFailedError, GazetteError
 from gazette_sdk.journals.changes import list_named
-from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2
 from gazette_sdk.protocol import recoverylog_pb2 as pb
 from gazette_sdk.protocol.labels import NEEDED_FROM, needed_from, set_value
+from gazette_sdk.retries import Outage
 from gazette_sdk.shard.recovery.hints import Segment, flatten
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import apply_journals

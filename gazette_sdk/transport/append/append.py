@@ -30,12 +30,11 @@ from gazette_sdk.errors import (
     WrongAppendOffsetError,
     for_status,
 )
-from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import rules as rpc
 from gazette_sdk.protocol.labels import format_selector, pairs_of
+from gazette_sdk.retries import Outage, Pause, pause_append
 from gazette_sdk.transport.append.queue import count_appended
-from gazette_sdk.transport.backoff import Pause, pause_append
 from gazette_sdk.transport.base import CHUNK_BYTES, Transport
 from gazette_sdk.transport.wire import ANYWHERE, AppendItem, Target
 

@@ -46,9 +46,9 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from gazette_sdk.errors import ClosedError, DeliveryTimeoutError, GazetteError, ValidationError
-from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.names import strip_meta
+from gazette_sdk.retries import Outage, Pause, pause_append
 from gazette_sdk.transport.append.append import (
     check_opening,
     is_terminal,
@@ -68,7 +68,6 @@ from gazette_sdk.transport.append.queue import (
     any_ended,
     count_appended,
 )
-from gazette_sdk.transport.backoff import Pause, pause_append
 from gazette_sdk.transport.base import AppendRoute, Transport, as_error
 from gazette_sdk.transport.loop import OwnedLock, guarded, is_running, new_lock, reentrant_call
 from gazette_sdk.transport.wire import BlockingCall

@@ -58,7 +58,7 @@ from gazette_sdk.protocol.stream_calls import (
     Status,
 )
 from gazette_sdk.protocol.stream_frames import PREFACE, FrameBuffer
-from gazette_sdk.transport.backoff import DialPolicy
+from gazette_sdk.retries import DialPolicy
 from gazette_sdk.transport.stream.connection import (
     ALPN,
     Call,

@@ -20,7 +20,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from functools import partial
 
 from gazette_sdk.errors import ClosedError, UnavailableError
-from gazette_sdk.transport.backoff import DialPolicy
+from gazette_sdk.retries import DialPolicy
 from gazette_sdk.transport.stream.blocking import (
     HandshakeClosedError,
     NotStreamError,

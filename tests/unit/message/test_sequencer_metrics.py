@@ -6,9 +6,8 @@ import logging
 
 from prometheus_client import REGISTRY
 
-from gazette_sdk.message import checkpoint as sequencer_metrics
-from gazette_sdk.message.checkpoint import RareLog
-from gazette_sdk.message.sequencer import Outcome, Sequencer
+from gazette_sdk.message import sequencer as sequencer_module
+from gazette_sdk.message.sequencer import Outcome, RareLog, Sequencer
 from support.sequencing import (
     UNKNOWN,
     A,
@@ -69,7 +68,7 @@ def test_metrics_are_told_of_plain_runs():
 
 
 def test_unknown_flags_have_a_bounded_number_of_labels(monkeypatch):
-    monkeypatch.setattr(sequencer_metrics, "_unknown_flags", set())
+    monkeypatch.setattr(sequencer_module, "_unknown_flags", set())
     journal = "metrics/of/unknown"
     sequencer: Sequencer[str] = Sequencer()
     messages = [at(index, index + 1, index + 3, journal=journal) for index in range(100)]
@@ -112,7 +111,7 @@ def test_warnings_are_rare(caplog):
 
 def test_a_rare_log_says_how_many_lines_it_stands_for(caplog, monkeypatch):
     now_s = 0.0
-    monkeypatch.setattr(sequencer_metrics.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(sequencer_module.time, "monotonic", lambda: now_s)
     log = RareLog(logging.getLogger("rare"), interval_s=10)
     for _ in range(4):
         log(logging.ERROR, "met %s", "a")

@@ -29,6 +29,8 @@ def logged():
         return out
 
     yield configure
+    for handler in set(root.handlers) - set(handlers):
+        handler.close()
     root.handlers[:] = handlers
     root.setLevel(level)
     RECENT.lines.clear()
