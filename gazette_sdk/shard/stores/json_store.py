@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -42,11 +41,76 @@ _ESCAPED = {
 }
 
 
-class JsonStore(Generic[State]):
+class JsonView(Generic[State]):
+    """Value of a ``JsonStore``; of its last local commit, for a query.
+
+    If the value is a dict, its keys and values are read as those of a ``RocksStore``.
+
+    Args:
+        state: the application's value.
+
+    Attributes:
+        state: the application's value.
+    """
+
+    state: State
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Return the value of a key, or ``default``.
+
+        Raises:
+            TypeError: the state is no dict.
+        """
+        return self._entries().get(key, default)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._entries()[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries()
+
+    def items(
+        self, *, prefix: str | None = None, start: Any = None, stop: Any = None
+    ) -> Iterator[tuple[Any, Any]]:
+        """Yield keys and values in the order of keys, as they are when the iteration begins.
+
+        Args:
+            prefix: only keys that begin with it.
+            start: the least key.
+            stop: the first key that is left out.
+
+        Raises:
+            TypeError: the state is no dict, or has keys without prefixes.
+        """
+        entries = dict(self._entries())
+        if prefix is not None and not all(isinstance(key, str) for key in entries):
+            raise TypeError("keys of this type have no prefixes; pass start and stop")
+        for key in sorted(entries):
+            if (
+                (prefix is None or key.startswith(prefix))
+                and (start is None or key >= start)
+                and (stop is None or key < stop)
+            ):
+                yield key, entries[key]
+
+    def _entries(self) -> dict[Any, Any]:
+        state = self.state
+        if not isinstance(state, dict):
+            raise TypeError(
+                f"the state of this JsonStore is of the type {type(state).__qualname__}, which has"
+                " no keys; use store.state, or declare JsonStore[dict[str, ...]]"
+            )
+        return state
+
+
+class JsonStore(JsonView[State]):
     """State that is one value, encoded as JSON whole with each commit.
 
     For small states: a commit costs time and log in proportion to the state. The first state is
-    ``state_type()``.
+    ``state_type()``. A dict is read and changed as the keys and values of a ``RocksStore``, too.
 
     Args:
         directory: of the shard; holds the recovered files.
@@ -58,7 +122,6 @@ class JsonStore(Generic[State]):
 
     overlaps_commit: ClassVar[bool] = True
     is_full: ClassVar[bool] = False
-    state: State
 
     def __init__(self, directory: Path, state_type: type[State] | None = None) -> None:
         self._directory = directory
@@ -67,6 +130,16 @@ class JsonStore(Generic[State]):
         self._committed = b""
         # The state as it was validated last; empty from the begin of a transaction on.
         self._validated = b""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._entries()[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._entries()[key]
+
+    def discard(self, key: Any) -> None:
+        """Remove a key if it is there."""
+        self._entries().pop(key, None)
 
     def restore(self) -> Checkpoint:
         """Read the file; without one, start with an empty state.
@@ -191,17 +264,6 @@ class JsonStore(Generic[State]):
         if self._state_type is None:
             self._state_type = (*type_arguments(self), dict)[0]
         return self._state_type
-
-
-@dataclass(frozen=True, slots=True)
-class JsonView(Generic[State]):
-    """View of the local commits of a ``JsonStore``.
-
-    Attributes:
-        state: a copy of the application's value.
-    """
-
-    state: State
 
 
 def _document(value: object) -> bytes:
