@@ -15,23 +15,27 @@ journal's in order, and takes after each one the messages to deliver now::
 The call for the next message records that the one before is processed: in a checkpoint taken
 meanwhile it is not processed, unless the caller asks for that.
 
-Messages that need no sequencing are committed in bulk, see :meth:`Sequencer.plain_count`.
+A producer has the clock up to which its messages are delivered (``min``), the greatest clock that
+was queued (``max``), and perhaps an open sequence. Decision for its next message, by its clock:
 
-State of a sequencer: journals and their producers, and checkpoints of them.
+===========  ==============  ====================  =======================================
+message      clock           nothing open          a sequence is open
+===========  ==============  ====================  =======================================
+outside      up to min       outsideAlreadyAcked   outsideAlreadyAcked
+outside      after min       outsideCommit         outsideCommit, discards the sequence
+continue     up to min       continueAlreadyAcked  continueAlreadyAcked
+continue     min to max      -                     continueRingClockLarger
+continue     after max       continueBeginSpan     continueExtendSpan
+acknowledge  up to min       ackRollback           ackRollback, discards the sequence
+acknowledge  after min       ackEmpty              ackCommitRing or ackCommitReplay
+===========  ==============  ====================  =======================================
 
-See message sections 13.1 and 13.5.
+A sequence is replayed if its first messages are not in the ring any more. The first message of a
+producer is after its min, and a message with unknown flags is one outside of transactions.
 
-Plain runs: messages that need no sequencing, found by operations on arrays.
-
-Most messages of journals are plain: messages outside of transactions in the order of their
-clocks, and transactions without messages of other producers between. The
-:class:`~gazette_sdk.message.sequencer.Sequencer` commits such runs at once. All
-functions here are pure.
-
-Core of the sequencer: queueing and delivery, one message at a time.
-
-See message sections 13.2 and 13.3, and
-:class:`~gazette_sdk.message.sequencer.Sequencer`.
+Messages that need no sequencing (outside of transactions in the order of their clocks, and whole
+transactions without messages of other producers between) are found by operations on arrays, and
+committed in bulk: see :meth:`Sequencer.plain_count`. See message sections 13.1 to 13.5.
 """
 
 from __future__ import annotations
@@ -507,8 +511,14 @@ class RareLog:
             self._log.log(level, text, *args)
 
 
-class SequencerMachine(Generic[T]):
-    """Queueing and delivery; see :class:`~gazette_sdk.message.sequencer.Sequencer`.
+_PROBE = 256
+"""Number of messages that are checked before a whole run is."""
+
+
+class Sequencer(Generic[T]):
+    """Sequencer: delivers each message once, and of transactions only acknowledged ones.
+
+    Not synchronised: belongs to one reader.
 
     Args:
         ring_size: number of messages that are kept, over all journals and producers. Sequences
@@ -881,18 +891,6 @@ class SequencerMachine(Generic[T]):
         state.span = None
         self._pending.discard(state)
         self.delivering = self._last = None
-
-
-_PROBE = 256
-"""Number of messages that are checked before a whole run is."""
-
-
-class Sequencer(SequencerMachine[T]):
-    """Sequencer: delivers each message once, and of transactions only acknowledged ones.
-
-    Not synchronised: belongs to one reader. Arguments and attributes are those of
-    :class:`~gazette_sdk.message.sequencer.SequencerMachine`.
-    """
 
     # ------------------------------------------------------------- checkpoints
 

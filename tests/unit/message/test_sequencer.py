@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -241,6 +242,35 @@ def test_every_state_takes_every_message_as_the_table_says(row):
     assert (known.min, known.max, known.begin) == after
     assert known.begin != -1 or not known.span
     assert not sequencer.delivering
+
+
+def _documented() -> dict[tuple[str, str, bool], str]:
+    """The table of the module's docstring: by message, clock and openness, the decision."""
+    _, _, rows, _ = re.split(r"\n=[= ]+\n", sequencer_module.__doc__)
+    found = {}
+    for row in rows.splitlines():
+        message, clock, idle, is_open = re.split(r"  +", row)
+        found[message, clock, False], found[message, clock, True] = idle, is_open
+    return found
+
+
+def test_the_docstring_says_the_same():
+    documented, seen = _documented(), set()
+    for (low, high, begin, _), flags, clock, outcome, after, _ in TABLE:
+        message = {C: "continue", A: "acknowledge"}.get(flags, "outside")
+        if clock <= low:
+            place = "up to min"
+        elif message != "continue":
+            place = "after min"
+        else:
+            place = "min to max" if clock <= high else "after max"
+        decision = documented[message, place, begin != -1]
+        assert outcome in re.findall(r"\w+", decision)
+        assert ("discards" in decision) == (
+            begin != -1 and after[2] == -1 and not outcome.startswith("ackCommit")
+        )
+        seen.add((message, place, begin != -1))
+    assert documented.keys() - seen == {("continue", "min to max", False)}, "max is min"
 
 
 def test_producers_seen_first_are_accepted_whatever_their_clock():
