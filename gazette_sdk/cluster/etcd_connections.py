@@ -6,16 +6,12 @@ or its member does not answer in time, or has no leader, it is closed: its calls
 :class:`~gazette_sdk.errors.EtcdUnavailableError`. The next call dials all other addresses, one
 shortly after the other, and takes the first that answers.
 
-Addresses of an Etcd cluster: those of the configuration, and those of its member list.
-
-Nothing here does I/O. :class:`Endpoints` says which addresses to dial, in which order.
-
-A configured address comes first: it may lead through a proxy or a load balancer, and it can be
-reached. An address of the member list is used for a member that no configured address led to so
-far. It may be unreachable, or even be an address of another cluster (``http://localhost:2379`` is
-Etcd's default), so whoever dials compares the id of the cluster.
-
-Connection to Etcd: addresses, TLS, and classes of its failures.
+:class:`Endpoints` says which addresses to dial, in which order: those of the configuration, and
+those of the member list. It does no I/O. A configured address comes first: it may lead through a
+proxy or a load balancer, and it can be reached. An address of the member list is used for a member
+that no configured address led to so far. It may be unreachable, or even be an address of another
+cluster (``http://localhost:2379`` is Etcd's default), so whoever dials compares the id of the
+cluster.
 """
 
 from __future__ import annotations

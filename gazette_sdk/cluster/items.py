@@ -1,21 +1,19 @@
 """Items of a cluster: their key space, their changes, and those of this process.
 
-Changes of items, all in one transaction (broker section 14, shard section 11).
+Items are the journals of brokers and the shards of consumers. Both share one layout of keys and
+differ in the values.
 
-Identity of a member towards its cluster, and the check of proxied requests (shard section 10).
+:class:`ItemKeySpace` is the mirror of items, members and assignments (allocator section 1).
+Look-ups are dictionaries that each batch of changes updates, so that their cost does not depend on
+the number of keys. :func:`apply_items` changes items, all in one transaction (broker section 14,
+shard section 11).
 
-A broker or a consumer names itself in the headers of its answers. It serves a proxied request only
-if that was meant for it, and was resolved with the same Etcd cluster.
+A :class:`ProcessMember` names itself in the headers of its answers. It serves a proxied request
+only if that was meant for it, and was resolved with the same Etcd cluster (shard section 10).
 
-ItemKeySpace: the mirror of a cluster's items, members and assignments (allocator section 1).
-
-Brokers and consumers share this layout and differ in the values. Look-ups are dictionaries that
-each batch of changes updates, so that their cost does not depend on the number of keys.
-
-LocalItems: what this process runs for the items that are assigned to it (shard section 5).
-
-After each batch of changes of the mirror, it makes, continues, replaces and stops the local objects
-of items: the replicas of a broker, the shards of a consumer.
+:class:`LocalItems` is what this process runs for the items that are assigned to it (shard section
+5). After each batch of changes of the mirror, it makes, continues, replaces and stops the local
+objects of items: the replicas of a broker, the shards of a consumer.
 """
 
 from __future__ import annotations

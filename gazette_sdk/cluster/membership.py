@@ -12,11 +12,9 @@ revision: peers then treat the process as gone, and it must stop serving.
         ...
         await membership.set_exiting()
 
-MemberProcess: what every member of a cluster does in the same way (allocator section 4).
-
-It connects to Etcd, has a lease and a member key, runs tasks, one of them the allocator, and ends
-with the first fatal error of any of them. A broker and a consumer each hold one, and add their
-parts.
+A :class:`MemberProcess` is what every member of a cluster does in the same way. It connects to
+Etcd, has a lease and a member key, runs tasks, one of them the allocator, and ends with the first
+fatal error of any of them. A broker and a consumer each hold one, and add their parts.
 """
 
 from __future__ import annotations

@@ -1,36 +1,28 @@
 """Verification of members that may be dead, brokers and consumers: a dead one loses its lease.
 
-Verification of a member that may be dead, as a table.
-
 The driver (:class:`Verifier`) performs the action of the current state, and reports the result as
 one :class:`Input`. A member is deposed only if its endpoint refuses every dial, or closes it before
 the first byte of an answer, *and* it leaves a challenge in Etcd unanswered. One that others or Etcd
 still hear answers the challenge, or others do so in its place: so a cut link never deposes it, also
 one that refuses.
 
-Challenges in Etcd: keys that a living member deletes at once.
-
-They stand below ``/gazette_sdk/failover{root}``, outside the cluster's own prefix::
+Challenges are keys in Etcd that a living member deletes at once. They stand below
+``/gazette_sdk/failover{root}``, outside the cluster's own prefix::
 
     answering/{zone}#{suffix}     the member answers challenges; under its own lease
     challenges/{zone}#{suffix}    asks the member whether it lives; under the verifier's lease
 
-A challenge is created by one verifier at a time. The challenged deletes it. So does every
-other member which reaches its endpoint: a member that others hear is never deposed.
+A challenge is created by one verifier at a time. The challenged deletes it. So does every other
+member which reaches its endpoint: a member that others hear is never deposed.
 
-Dial of a member's endpoint: distinguishes a dead process from one that cannot be reached.
-
-Connections to the members that follow this one, whose end is evidence that a member died.
-
-Consumers have no streams to each other that would break. So each holds a connection to a few
-others: those whose keys follow its own, in a ring. As long as one of three members next to each
-other lives, a death is noticed; if they die together, the ring closes over them one by one.
-
-The driver of verifications: from evidence that a member died to the revocation of its lease.
+A dial of a member's endpoint distinguishes a dead process from one that cannot be reached.
 
 Evidence is a stream or a link that broke, or a call that could not be carried. It only begins a
-verification, which the table defines: evidence of a member that lives costs it a few
-connections.
+verification, which the table of :func:`step` defines: evidence of a member that lives costs it a
+few connections. Consumers have no streams to each other that would break. So each holds a
+connection to a few others (:class:`Neighbours`), those whose keys follow its own, in a ring. As
+long as one of three members next to each other lives, a death is noticed; if they die together, the
+ring closes over them one by one.
 """
 
 from __future__ import annotations

@@ -2,13 +2,12 @@
 
 Runs of messages go in, batches of them come out. At any time a delivery returns the position of a
 reader that has taken a part of the last batch. A :class:`Delivery` delivers all messages as they
-are read, a :class:`CommittedDelivery` those that are committed.
-
-Delivery of committed messages in lists, with exact positions within each list. Pure.
+are read, a :class:`CommittedDelivery` those that are committed, in lists with exact positions
+within each list.
 
 A reader's iterators sequence each message as it is taken. A shard takes messages in whole lists,
-and may end a transaction after any of them: the sequencer then stands at the begin of the list,
-and a checkpoint is computed for the messages that were taken.
+and may end a transaction after any of them: the sequencer then stands at the begin of the list, and
+a checkpoint is computed for the messages that were taken.
 """
 
 from __future__ import annotations

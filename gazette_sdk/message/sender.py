@@ -1,31 +1,19 @@
 """Sends the messages of a publisher: validates, maps, stamps and encodes them.
 
-A publisher is one producer for messages outside of transactions, and as many others as it has
-had transactions open at once: of one producer, at most one sequence of messages can be open in
-a journal, and a message outside of it would discard that. Their messages to a journal share its
-outbox, and so its appends.
+A publisher is one producer for messages outside of transactions, and as many others as it has had
+transactions open at once (:class:`Sequences`): of one producer, at most one sequence of messages
+can be open in a journal, and a message outside of it would discard that (message section 11). Their
+messages to a journal share its :class:`Outbox`, and so its appends.
 
-Acknowledgement intents: what is left to be written of a transaction that is decided.
+:class:`AckIntents` are what is left to be written of a transaction that is decided. A transaction
+over several journals is acknowledged in each of them by one message. These are built when
+everything else is durable, can be stored together with whatever the transaction stands for, and can
+be written again after a crash: readers take an acknowledgement which they have seen before for the
+duplicate that it is (message section 11).
 
-A transaction over several journals is acknowledged in each of them by one message. These are
-built when everything else is durable, can be stored together with whatever the transaction
-stands for, and can be written again after a crash: readers take an acknowledgement which they
-have seen before for the duplicate that it is (message section 11).
-
-Outbox of one journal: encodes messages into its appends.
-
-Connection of a publisher: its transport, event loop, appenders and watched listings.
-
-Calls of ``publish`` made on the publisher's event loop before their journals are listed.
-
-That loop must not be blocked, and the first listing comes over it: until then the calls wait here,
-in their order.
-
-Producers of transactions, and what each has open in its journals.
-
-A publisher's transactions have producers of their own, one for each that is open at a time: a
-message outside of transactions discards what its producer has open in the journal (message
-section 11), and so would the acknowledgement of another transaction commit it.
+:class:`Deferred` holds calls of ``publish`` that were made on the publisher's event loop before
+their journals are listed. That loop must not be blocked, and the first listing comes over it: until
+then the calls wait, in their order.
 """
 
 from __future__ import annotations

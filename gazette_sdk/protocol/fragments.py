@@ -1,9 +1,8 @@
 """Fragments: their names in stores, their sums, their rules (protocol section 7).
 
-Path postfix templates: extra path components of a fragment, derived from its content.
-
-Templates are Go's ``text/template`` (protocol section 6.3). This is the subset that postfixes
-need; other templates are refused when a spec is applied:
+Path postfix templates give a fragment extra path components, derived from its content. They are
+Go's ``text/template`` (protocol section 6.3). This is the subset that postfixes need; other
+templates are refused when a spec is applied:
 
 - literal text;
 - ``{{ .Spool.FirstAppendTime.Format "2006-01-02" }}``, and its numbers: ``.Year``, ``.Day``,

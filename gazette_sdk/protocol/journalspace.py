@@ -1,8 +1,7 @@
 """Journal space: specs of many journals as a tree, and as YAML (protocol section 14).
 
 A node whose name is empty or ends in ``/`` is a directory: all journals below it inherit its
-partial spec. Any other node is a journal. ``tree`` has the nodes and operations on them, ``text``
-reads and writes YAML.
+partial spec. Any other node is a journal.
 
 From YAML to brokers::
 
@@ -17,12 +16,9 @@ And back::
     hoist(root)
     text = dump(root)
 
-Trees of journal specs: inheritance, extraction, patches (protocol section 14).
-
-Journal-space trees as YAML: strict decoding, and encoding that decodes to the same tree.
-
-Unknown and repeated keys and values of the wrong type are errors that name the line and the
-key. Durations are Go's (``1h0m0s``), plain integers are nanoseconds.
+Decoding is strict, and what is encoded decodes to the same tree. Unknown and repeated keys and
+values of the wrong type are errors that name the line and the key. Durations are Go's (``1h0m0s``),
+plain integers are nanoseconds.
 """
 
 from __future__ import annotations

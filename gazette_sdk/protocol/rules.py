@@ -1,23 +1,16 @@
 """Rules of requests, responses, routes and headers; the table of calls; their status codes.
 
-gRPC's status codes, with which calls end on every wire.
+Rules of requests and responses (protocol section 10), of process ids, routes and headers (section
+9). A server validates each request before it acts, a client each response. The rule that fails
+first is part of the contract; texts are not.
 
-Rules of requests and responses (protocol section 10).
+Sub-messages that are encoded even when they are empty: other implementations always encode those
+marked "NN" in protocol section 1. They decode messages without them alike: completing a message
+matters only where bytes are compared, but costs little.
 
-A server validates each request before it acts, a client each response. The rule that fails first
-is part of the contract; texts are not.
-
-Process ids, routes and headers (protocol section 9).
-
-Sub-messages that are encoded even when they are empty (protocol section 1).
-
-Other implementations always encode the sub-messages marked "NN" there. They decode messages
-without them alike: completing a message matters only where bytes are compared, but costs little.
-
-Tables of the calls of the journal service and the shard service: paths, numbers, messages.
-
-gRPC paths are those of protocol section 3 and shard section 2; numbers those of the stream
-transport.
+The table of calls has the journal service and the shard service: gRPC paths of protocol section 3
+and shard section 2, numbers of the stream transport. On every wire calls end with gRPC's status
+codes.
 """
 
 from __future__ import annotations

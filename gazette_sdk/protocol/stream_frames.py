@@ -1,7 +1,7 @@
 """Frames of the stream transport: encoding and decoding.
 
-A connection begins with :data:`PREFACE`, which the client sends. What follows, in both
-directions, is a sequence of frames::
+A connection begins with :data:`PREFACE`, which the client sends. What follows, in both directions,
+is a sequence of frames::
 
     kind: u8 | length: u32, big-endian | payload: `length` bytes
 
@@ -16,12 +16,6 @@ Payloads with an inner form:
 - STATUS: ``u8`` gRPC status code, then UTF-8 text. Where the peer should know the *class* of the
   error, not only its text, a NUL and the class's name follow the text.
 - HELLO: a ``Hello``. GOAWAY: UTF-8 text. PING and PONG: up to 64 bytes of any kind.
-
-Modules: ``encoding`` (kinds and frames) and ``decoding`` (frames and the inner forms).
-
-Kinds of frames, and their encoding.
-
-Decoding of the frames of a byte stream, however it is cut, and of their payloads.
 """
 
 from __future__ import annotations

@@ -5,15 +5,13 @@ connection, with those bytes, is given to that protocol's own asyncio protocol o
 listener costs it nothing afterwards. A connection of an unknown protocol, or without any bytes for
 some seconds, is closed.
 
-Limits of clients: connections and calls of each peer, processor time of all unknown ones.
+:class:`PeerLimits` bounds connections and calls of each peer, which is an IP address.
+:class:`UnknownShare` bounds the processor time of all unknown clients, which have no good token or
+have not shown it yet.
 
-A peer is an IP address. An unknown client has no good token, or has not shown it yet.
-
-Acceptor of the connections of a listening socket.
-
-It takes the place of asyncio's server, which accepts all connections that wait in one turn of the
-event loop. When the process has no free descriptor, that server also logs a traceback and starts a
-timer for each of them.
+:class:`Acceptor` takes the place of asyncio's server, which accepts all connections that wait in
+one turn of the event loop. When the process has no free descriptor, that server also logs a
+traceback and starts a timer for each of them.
 """
 
 from __future__ import annotations

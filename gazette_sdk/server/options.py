@@ -13,11 +13,9 @@ line, the INI file, the environment, the checks of values and ``print-config``::
 
 The first source that has an option is used: command line, INI file, environment, default.
 
-INI files (cli section 1.3).
-
-``[Section]``, ``Key = value``, comments after ``;`` or ``#`` on lines of their own, values
-optionally in double quotes with escapes, keys repeated for lists. Sections are compared without
-regard to case.
+INI files (cli section 1.3) have ``[Section]``, ``Key = value``, comments after ``;`` or ``#`` on
+lines of their own, values optionally in double quotes with escapes, keys repeated for lists.
+Sections are compared without regard to case.
 """
 
 from __future__ import annotations

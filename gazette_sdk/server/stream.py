@@ -1,26 +1,21 @@
 """Calls of one connection of the stream transport, served in their order.
 
 A method may answer a whole call synchronously, or start it and answer later
-(``StreamMethod.answer_now``). Calls that arrived together then share one write. Any other
-call is served by a task of its own, and alone: it begins when all calls before it are answered.
+(``StreamMethod.answer_now``). Calls that arrived together then share one write. Any other call is
+served by a task of its own, and alone: it begins when all calls before it are answered.
 
-A call that was started may be followed by others of its group, since they fail if it fails.
-Answers leave in the order of the calls.
+A call that was started may be followed by others of its group, since they fail if it fails. Answers
+leave in the order of the calls.
 
-Method of the stream transport: the functions that serve its calls, and their answers.
+:class:`StreamOutput`: few writes, bounded buffers, files. Each frame is written whole in one
+synchronous step, so that a cancellation always leaves the peer at the begin of a frame. Content of
+a file goes from the page cache to the socket inside the kernel, as far as the socket takes it at
+once. The rest of the frame is read and queued, so that the loop also notices when there is room
+again.
 
-Output of a connection of the stream transport: few writes, bounded buffers, files.
-
-Each frame is written whole in one synchronous step, so that a cancellation always leaves the peer
-at the begin of a frame. Content of a file goes from the page cache to the socket inside the
-kernel, as far as the socket takes it at once. The rest of the frame is read and queued, so that
-the loop also notices when there is room again.
-
-One connection of the stream transport, at the server.
-
-The loop's callback decodes the received bytes (`FrameBuffer`), applies the frames to the state of
-the calls (`ServerCalls`), and queues new calls for `StreamServing`. Reading stops while more than
-2 MiB wait to be taken, or while the greatest number of calls is open.
+:class:`StreamConnection`: the loop's callback decodes the received bytes (`FrameBuffer`), applies
+the frames to the state of the calls (`ServerCalls`), and queues new calls for `StreamServing`.
+Reading stops while more than 2 MiB wait to be taken, or while the greatest number of calls is open.
 
 A connection must earn its memory and its place. Until one of its calls had a good token, it may
 send only small frames, and has 5 s. A frame that began must be completed in time. A connection

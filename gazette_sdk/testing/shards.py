@@ -9,11 +9,9 @@
         shards.wait_caught_up(timeout_s=30)
         assert shards.store("orders/part-000").get("ada") == 250
 
-Consumer process that crashes at a chosen step of a commit.
+As a program it is a consumer process that crashes at a chosen step of a commit::
 
-::
-
-    python -m gazette_sdk.testing.shard_process crash.json gazette_sdk.cli.gazette run-consumer ...
+    python -m gazette_sdk.testing.shards crash.json gazette_sdk.cli.gazette run-consumer ...
 
 The file may be written while the program runs: ``{"step": "LOG_SENT", "nth": 3}``. From then on the
 steps of all shards are counted.

@@ -11,9 +11,8 @@ In the tests' own process::
 A process of its own, such as ``gazette serve``, is started by :mod:`~.faulty_process` with a file
 of settings, which :func:`save_store_faults` writes and rewrites while the process runs.
 
-Random decisions of injected faults, all derived from one seed.
-
-Crashes of a shard at a chosen step of a commit.
+All random decisions (:class:`Chance`) come from one seed. :class:`CrashAt` stops a shard at a
+chosen step of a commit.
 """
 
 from __future__ import annotations

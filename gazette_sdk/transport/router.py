@@ -3,10 +3,6 @@
 Requests go to the broker that a journal's route names, where it is known (client section 7), with a
 token signed for just that call where keys are configured (protocol section 12).
 
-Routes of journals, as brokers sent them lately (client section 7).
-
-Transport to brokers over any wire: the whole journal service.
-
 A :class:`RoutedTransport` has a :class:`Router`, which chooses the broker of each call, and a wire,
 which carries one call to one broker and knows nothing of routes. Responses are validated where they
 arrive; an invalid one never changes a route.

@@ -1,33 +1,7 @@
 """Wires: carriers of calls to brokers.
 
-Read in this order:
-
-- `base`: the interface of a wire, its options, and the forms in which it takes an append.
-- `call_status`, `tls`: errors of calls, certificates.
-- `grpc`: the wire that every Gazette broker speaks.
-- `stream`: the fast wire of this package, and the choice between the two.
-
-Items of reads and appends, and destinations of calls.
-
-Certificates of a client.
-
-Errors of calls that ended with a gRPC status instead of a response.
-
-Items of a replication as requests, for wires that only carry those.
-
-Content of journals to and from protobuf, without protobuf's work.
-
-Content messages are by far the most bytes and the plainest messages: one length-delimited
-field, with an offset before it where they are read. Building and cutting them by hand spares
-two copies and the message object. Whatever is not exactly of that shape takes the general path.
-
-To which broker a call goes: a pure choice over routes and the health of connections.
-
-The preference order is that of client section 7. Zone outranks health on purpose: with every
-member of our own zone failed the call fails, and is tried again with a fresh route, rather than
-paying for traffic across zones.
-
-Interface of a wire: calls to brokers that were chosen already. A wire has no routes.
+A wire carries calls to brokers that were chosen already; it has no routes. `grpc` is the wire that
+every Gazette broker speaks, `stream` the fast one of this package.
 
 A wire takes an append in one of three ways:
 
@@ -36,6 +10,15 @@ A wire takes an append in one of three ways:
 - :meth:`Wire.append`: content that is sent as it comes;
 - :class:`InlineSender`: a small append from plain code, without an event loop. Not every wire has
   one.
+
+The broker of a call is a pure choice (:func:`choose`) over routes and the health of connections.
+The preference order is that of client section 7. Zone outranks health on purpose: with every member
+of our own zone failed the call fails, and is tried again with a fresh route, rather than paying for
+traffic across zones.
+
+Content messages are by far the most bytes and the plainest messages: one length-delimited field,
+with an offset before it where they are read. Building and cutting them by hand spares two copies
+and the message object. Whatever is not exactly of that shape takes the general path.
 """
 
 from __future__ import annotations

@@ -1,20 +1,17 @@
 """Interface of the journal service for the broker's fronts, and the chunking of content.
 
-The journal service is a plain async object (see `service`). gRPC, the HTTP gateway and the JSON
-gateway are thin fronts over it, which differ only in how they encode its responses.
+The journal service is a plain async object (see `service`). gRPC, the stream transport, the HTTP
+gateway and the JSON gateway are thin fronts over it, which differ only in how they encode its
+responses. Before all of them stands a guard: limits of calls by peer, and the audit log.
 
-The journal service on gRPC (protocol section 3).
+On gRPC (protocol section 3) most messages carry content, in one length-delimited field, which an
+offset precedes in reads. These messages are encoded and decoded here by hand; all others by
+protobuf.
 
-Most messages carry content, in one length-delimited field, which an offset precedes in reads.
-These messages are encoded and decoded here by hand; all others by protobuf.
-
-The journal service on the stream transport.
-
-Content is bytes here, and never part of a message. Its place gives it its meaning: content of an
-append follows the opening request, content of a read continues where the read's last response or
-content ended, content of a replication follows the content sent since the last proposal.
-
-Guard before the journal service of a public port: limits of calls by peer, and the audit log.
+On the stream transport content is bytes, and never part of a message. Its place gives it its
+meaning: content of an append follows the opening request, content of a read continues where the
+read's last response or content ended, content of a replication follows the content sent since the
+last proposal.
 """
 
 from __future__ import annotations

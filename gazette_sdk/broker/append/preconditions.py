@@ -1,23 +1,20 @@
 """Preconditions of an append: a route that is written, a healthy store; else the proxy.
 
-Proxy of appends whose journal has another primary (broker section 4).
+An append whose journal has another primary is proxied to it (broker section 4).
 
-First precondition of an append: a listed store that is healthy (broker section 5.1).
-
-Without the wait for the index's first refresh an empty index would make offset 0 look right on
-a broker that is new to the journal. Without a healthy store, content would pile up here.
+The store must be listed and healthy (broker section 5.1). Without the wait for the index's first
+refresh an empty index would make offset 0 look right on a broker that is new to the journal.
+Without a healthy store, content would pile up here.
 
 A primary that knows the head does not need the stores to find it: neither the first listing nor the
 first check of the store is waited for, and a journal with several replicas continues for some
 minutes while its store fails.
 
-Writes of a journal's primary to Etcd: its synchronized route, and its suspension.
-
-The last broker withdraws the routes of journals that it leaves with all of their content stored.
-Each transaction that changes a journal's last route changes its record, too (`routes`).
-
-Every transaction compares the keys of its resolution (protocol section 13.2). It fails if one of
-them has changed since: then the resolution is old by at least one revision.
+The primary writes its synchronized route to Etcd, or the journal's suspension. The last broker
+withdraws the routes of journals that it leaves with all of their content stored. Each transaction
+that changes a journal's last route changes its record, too (`routes`). Every transaction compares
+the keys of its resolution (protocol section 13.2). It fails if one of them has changed since: then
+the resolution is old by at least one revision.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Fail-over of one broker: its parts, and how they get evidence.
 
-The driver of replacements: journals continue without a replica that their primary cannot reach.
-
-A link is cut if the peer was silent for the bound of answers although it was waited for, and does
-not accept a connection either, or let an answer be missed. The peer may be frozen, or the link may
-be cut: it stays a member of the cluster, and only leaves the journals of this primary. The
-allocator keeps what is assigned.
+:class:`Rebuilder`: journals continue without a replica that their primary cannot reach. A link is
+cut if the peer was silent for the bound of answers although it was waited for, and does not accept
+a connection either, or let an answer be missed. The peer may be frozen, or the link may be cut: it
+stays a member of the cluster, and only leaves the journals of this primary. The allocator keeps
+what is assigned.
 
 Where one link is cut, no replica answers a dial, and too few other members do, but replicas answer
 a challenge in Etcd, it is this broker that is cut off: it hands its journals over. Replicas that do

@@ -22,13 +22,12 @@ Contested spools are recorded on disk before the revision from which the next st
 history; see :meth:`SpoolDirectory.forget_head`. So a stop or a crash at any time leaves them in
 quarantine.
 
-Closed spools with content of which it is not known whether all replicas have it.
-
-A primary commits an append to its own spool before its peers have it, and a replica before it knows
-that the others have it, too. If such content was stored, and others continued the journal at
-an earlier offset, then the store would have other bytes than the journal. So a spool waits here
-until the journal's replicas have acknowledged everything in it. If our replica ends before, the
-spool goes to the quarantine, which asks the others.
+Unconfirmed spools (:class:`UnconfirmedSpools`) are closed, and it is not known whether all replicas
+have their content. A primary commits an append to its own spool before its peers have it, and a
+replica before it knows that the others have it, too. If such content was stored, and others
+continued the journal at an earlier offset, then the store would have other bytes than the journal.
+So a spool waits here until the journal's replicas have acknowledged everything in it. If our
+replica ends before, the spool goes to the quarantine, which asks the others.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
 """Routes that Etcd holds for recovery: recorded ones, the last ones, and their recorder.
 
-The recorder (:class:`RouteRecorder`) records routes that no one recorded in the transaction which
-wrote them: those are routes of primaries of other implementations, and routes of a broker that was
-alone when it wrote them. Records of journals that are deleted or suspended are deleted.
-
-Recorded routes: the last route of every journal, in keys of Etcd without a lease.
-
-Assignments end with the leases of their members, and Etcd compacts its history. If all brokers of
-a journal were away meanwhile, only a record says who has its last bytes. So a primary that writes
-a route records it in the same transaction, outside the cluster's own prefix::
+**Records** (:class:`RecordedRoutes`) are the last route of every journal, in keys of Etcd without a
+lease. Assignments end with the leases of their members, and Etcd compacts its history. If all
+brokers of a journal were away meanwhile, only a record says who has its last bytes. So a primary
+that writes a route records it in the same transaction, outside the cluster's own prefix::
 
     /gazette_sdk/routes{root}/{journal}#{create revision of the journal}
 
@@ -19,16 +14,17 @@ A broker that has the last bytes of a journal which Etcd does not have any more 
 itself to the record of create revision 0. That is the record of the journal which is created again,
 until it has one of its own.
 
-A broker that is the only member records nothing, unless there are records: its cluster has no keys
-but those of the protocol. The recorder records what it wrote when another broker joins.
+The recorder (:class:`RouteRecorder`) records routes that no one recorded in the transaction which
+wrote them: those are routes of primaries of other implementations, and routes of a broker that was
+alone when it wrote them. A broker that is the only member records nothing, unless there are
+records: its cluster has no keys but those of the protocol. Records of journals that are deleted or
+suspended are deleted.
 
-Last routes: the synchronized route over which each journal was last appended to.
-
-The members of that route, and no one else, are known to have every acknowledged byte. Assignments
-hold the route, and end with the leases of their members. So a mirror alone forgets it when the last
-member goes. :class:`LastRoutes` keeps it: from the records of routes (:class:`RecordedRoutes`),
-from the history of Etcd at the start, as far as Etcd has not compacted it, and from the mirror
-since.
+**Last routes** (:class:`LastRoutes`) are those over which each journal was last appended to. The
+members of that route, and no one else, are known to have every acknowledged byte. Assignments hold
+the route, and end with the leases of their members. So a mirror alone forgets it when the last
+member goes. Here it is kept: from the records of routes (:class:`RecordedRoutes`), from the history
+of Etcd at the start, as far as Etcd has not compacted it, and from the mirror since.
 
 A journal *waits* if none of its present brokers was a member of its last route. Acknowledged bytes
 may then lie only on brokers that are away, whatever its stores have: a new primary must neither

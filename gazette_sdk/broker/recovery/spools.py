@@ -5,17 +5,15 @@ acknowledged and are cut off. The content must have the SHA-1 of that record. Ot
 lost committed bytes: the longest beginning that matches a commit is recovered, and the damaged
 files are kept beside it under names that end in ``.damaged``. `states` has the transitions.
 
-Changes of a recovered spool's files: truncated, relabelled, or set aside.
+The files of a recovered spool are then truncated, relabelled, or set aside: the end of a spool, or
+all of it, may have been written anew by others; and its journal may have been created again in an
+Etcd that did not know it. These functions may be interrupted at any point: the next start finds
+either the spool as it was or the result.
 
-The end of a spool, or all of it, may have been written anew by others; and its journal may have
-been created again in an Etcd that did not know it. All functions may be interrupted at any point:
-the next start finds either the spool as it was or the result.
-
-Comparison of a recovered spool with what others have of its journal; pure.
-
-A primary commits an append to its own spool before its peers have it. If it is killed right then,
-its peers continue the journal at an earlier offset, and the bytes which they acknowledge there are
-the journal's. So a recovered spool is valid up to the first offset which others have.
+How much of it is valid follows from a comparison with what others have of its journal, which is
+pure. A primary commits an append to its own spool before its peers have it. If it is killed right
+then, its peers continue the journal at an earlier offset, and the bytes which they acknowledge
+there are the journal's. So a recovered spool is valid up to the first offset which others have.
 
 But its peers may also have learned its offset, and continue the journal after bytes that they do
 not have. Then the spool closes a *gap*: bytes that no one else has, in front of bytes that others

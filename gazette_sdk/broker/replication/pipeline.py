@@ -8,13 +8,13 @@ future to its stream, and answers resolve the futures in the order of the sends.
 start before the one before it is acknowledged, and answers are attributed correctly also when an
 append was cancelled: its futures are resolved nevertheless.
 
-Exclusive ownership of one thing, and the signal that ends the wait for it.
+A :class:`Slot` is exclusive ownership of one thing, with a signal that ends the wait for it. A
+replica has two slots: one holds its spool, the other its pipeline (broker sections 3 and 6). The
+owner of a slot owns the thing until it puts it back. Waiting owners are served first come, first
+served; taking a free slot costs no turn of the event loop.
 
-A replica has two slots: one holds its spool, the other its pipeline (broker sections 3 and 6).
-The owner of a slot owns the thing until it puts it back. Waiting owners are served first come,
-first served; taking a free slot costs no turn of the event loop.
-
-Judgement of the answers of all peers to a proposal (broker section 6.2).
+:func:`judge_sync` and :func:`judge_acks` judge the answers of all peers to a proposal (broker
+section 6.2).
 """
 
 from __future__ import annotations

@@ -15,17 +15,15 @@
     ROOT/journals/NAME=DIGEST/*.damaged            damaged files; never removed
     ROOT/journals/NAME=DIGEST/*.superseded         bytes that others wrote anew; likewise
 
-A commit is acknowledged only when its record is written after its content. Killing the process
-then loses nothing: both are in the page cache. With durability ``persisted`` both are also forced
-to disk first. After a start :meth:`SpoolDirectory.recover` returns every committed byte. The
-package `recovery` has the states of recovered heads and spools.
+A commit is acknowledged only when its record is written after its content. Killing the process then
+loses nothing: both are in the page cache. With durability ``persisted`` both are also forced to
+disk first. After a start :meth:`SpoolDirectory.recover` returns every committed byte. The package
+`recovery` has the states of recovered heads and spools.
 
 The head is kept also when the content is in a store and its files are removed. So a broker that
 starts again continues the journal there, without an operator's `reset-head`.
 
-Default directory of a broker's spools: private, and of one broker of one cluster.
-
-::
+The default directory is private, and of one broker of one cluster::
 
     TMP/gazette-spools-UID/CLUSTER-PREFIX/ZONE,SUFFIX
 
@@ -33,11 +31,10 @@ The temporary directory is shared by all users of the machine. So everything bel
 this user, and be closed to all others: whoever prepares the directory could otherwise read content,
 or have the broker serve content of theirs as recovered.
 
-Lease note: which lease the last process over a spool directory held.
-
-A broker that was killed leaves its member key in Etcd until its lease ends. The next broker over
-the same spool directory holds the directory's lock, so the process of the note has ended: its lease
-can be revoked, and the next broker is announced at once.
+The lease note (:class:`LeaseNote`) says which lease the last process over the directory held. A
+broker that was killed leaves its member key in Etcd until its lease ends. The next broker over the
+same spool directory holds the directory's lock, so the process of the note has ended: its lease can
+be revoked, and the next broker is announced at once.
 
 The note is one line in ``ROOT/lease``: id of the Etcd cluster, lease, inode of ``ROOT/lock``, and
 the member key. A copy of the directory has another lock, so its note does not count: the process

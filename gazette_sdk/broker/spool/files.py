@@ -1,32 +1,28 @@
 """Files of a spool: content, commit log and compressed form, and the queue of large chunks.
 
-Queue of large chunks which a thread writes, or hashes, while the event loop receives the next.
+:class:`ChunkQueue`: large chunks are written, or hashed, by a thread while the event loop receives
+the next. Writing and hashing 128 KiB takes some hundred microseconds without the interpreter: on a
+second core they cost the event loop almost nothing. A small chunk is not worth the thread switch
+and is written where it arrives. One thread writes for all spools of a broker, since they share a
+disk; each spool's chunks keep their order. Two more threads compute the sums of fragments and
+appends.
 
-Writing and hashing 128 KiB takes some hundred microseconds without the interpreter: on a second
-core they cost the event loop almost nothing. A small chunk is not worth the thread switch and is
-written where it arrives. One thread writes for all spools of a broker, since they share a disk;
-each spool's chunks keep their order. Two more threads compute the sums of fragments and appends.
-
-Content file of a spool: committed bytes of one fragment, for readers, index and persister.
-
-The file is open while anything references its :class:`ContentFile`: the spool that writes it, the
+:class:`ContentFile`: committed bytes of one fragment, for readers, index and persister. The file is
+open while anything references its :class:`ContentFile`: the spool that writes it, the
 index, the persister, a read. Python's reference count is the count of its users, so no file is
 closed (and no descriptor reused) under a reader. When the bytes are stored elsewhere the file is
 *discarded*: its name is removed from the directory soon, its content with the last reference.
 
-Commit log of a spool: the ends and sums of the committed content.
+:class:`CommitLog`: the ends and sums of the committed content. A log is a magic line, its
+:class:`Origin` (twice, so that one damaged byte cannot hide it) and one :class:`Commit` per commit.
+Records are small, protected by a CRC, self-contained, and found again after a damaged one by their
+marker. A log that grew past :data:`LOG_LENGTH_BYTES_MAX` is replaced by one with fewer commits:
+recovery needs the last one, and earlier ones only to keep the longest beginning of damaged content.
 
-A log is a magic line, its :class:`Origin` (twice, so that one damaged byte cannot hide it) and
-one :class:`Commit` per commit. Records are small, protected by a CRC, self-contained, and found
-again after a damaged one by their marker. A log that grew past :data:`LOG_LENGTH_BYTES_MAX` is
-replaced by one with fewer commits: recovery needs the last one, and earlier ones only to keep the
-longest beginning of damaged content.
-
-Compression of a spool's content, a batch at a time while the spool still grows.
-
-The primary compresses committed content in the background, a megabyte at a time, so that little
-is left to do when the fragment is closed. A replica, or a broker that recovered the spool,
-compresses all of it for the upload.
+:class:`Compression`: of the content, a batch at a time while the spool still grows. The primary
+compresses committed content in the background, a megabyte at a time, so that little is left to do
+when the fragment is closed. A replica, or a broker that recovered the spool, compresses all of it
+for the upload.
 """
 
 from __future__ import annotations

@@ -1,29 +1,24 @@
 """Placements of items on members, and the moves from the current to the desired one.
 
-Undoing of needless moves of a placement (guarantee G5 of allocator section 6).
+A placement lists for each item the indices of the members that hold it. Its shortfall is measured,
+and it is completed, by the guarantees of allocator section 6.
 
-Push/relabel is greedy. To place a replica of one item it may displace another item, which then
-takes the place that was free: two moves where one does. Such moves are undone here where nothing is
-worse for it.
+Push/relabel is greedy (guarantee G5). To place a replica of one item it may displace another item,
+which then takes the place that was free: two moves where one does. Such moves are undone here where
+nothing is worse for it.
 
-Placements: their shortfall and their completion (guarantees of allocator section 6).
-
-A placement lists for each item the indices of the members that hold it.
-
-One round of convergence: from current towards desired assignments (allocator section 8).
-
-Pure: it reads a :class:`State` and yields checkpoints, each with the comparisons and operations of
+A round of convergence goes from current towards desired assignments (allocator section 8). It is
+pure: it reads a :class:`State` and yields checkpoints, each with the comparisons and operations of
 one item. An item always keeps its number of consistent replicas, no member gets more items than its
 limit, and later rounds perform the steps that are not possible now.
 
-Balance of primaries among the members that hold an item anyway. Pure.
-
-Convergence never moves a primary that is in its place: the first member of each new item leads it,
-and a new member gets standbys only. Here a primary changes places with a standby that is in sync.
-No replica moves. Where no member of an item leads less by itself, a chain of exchanges leads to one
-that does: one item goes from the first member to the second, another one from there to the third.
-Each chain takes an item from a member, and gives one to a member that leads at least two less, so
-that there is an end, and loads are as even as the replicas allow.
+Primaries are balanced among the members that hold an item anyway. Convergence never moves a primary
+that is in its place: the first member of each new item leads it, and a new member gets standbys
+only. Here a primary changes places with a standby that is in sync. No replica moves. Where no
+member of an item leads less by itself, a chain of exchanges leads to one that does: one item goes
+from the first member to the second, another one from there to the third. Each chain takes an item
+from a member, and gives one to a member that leads at least two less, so that there is an end, and
+loads are as even as the replicas allow.
 """
 
 from __future__ import annotations

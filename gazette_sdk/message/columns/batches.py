@@ -1,8 +1,6 @@
 """Record batches of the messages of journals, for plain code and coroutines.
 
-Metadata columns of record batches, which are no fields of messages.
-
-They are the columns with these names:
+Columns with these names are no fields of messages, but metadata:
 
 ======== ============================ =====================================================
 column   type                         content
@@ -13,12 +11,12 @@ _end     int64                        offset after its last byte
 _uuid    string                       the message's UUID, as text; null where it has none
 _time    timestamp (of any unit, UTC) the time within the UUID; null where there is none
 _flags   integer                      its part in a transaction, see
-                                      :mod:`~gazette_sdk.message.flags`
+                                      :mod:`~gazette_sdk.message.uuid`
 ======== ============================ =====================================================
 
 They may be asked for in any other type that theirs casts to.
 
-Rows of record batches: references that are sequenced, and gathered into batches.
+Of messages that are sequenced, rows are references into batches, which are gathered at the end.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
 """JSON lines to columns, a block at a time.
 
 Where every line begins with its UUID, as our own publishers write it, UUIDs are cut out of the
-block in bulk. If the lines also have one layout, their values are cut out, too, see ``layout``.
-All other lines are parsed by pyarrow, with blanks in place of the UUIDs that were cut out.
+block in bulk. If the lines also have one layout, their values are cut out, too, see ``layout``. All
+other lines are parsed by pyarrow, with blanks in place of the UUIDs that were cut out.
 
 The error of that parser names no line. A bad line is found by bisection, which takes a few times
-longer than parsing the block.
-
-Lines of a block, and the UUIDs at the same place in all of them, cut out in bulk.
-
-JSON lines to columns, object by object, for types that ``pyarrow.json`` cannot parse.
+longer than parsing the block. Types that ``pyarrow.json`` cannot parse are decoded object by
+object.
 """
 
 from __future__ import annotations

@@ -1,26 +1,14 @@
 """Kinds of JSON messages: dicts, typed classes and pydantic models; single ones, and chunks.
 
-Kind of JSON messages: pydantic models.
-
-UUIDs at the same place of every frame of a chunk, cut out in bulk.
-
-Our publishers write a message's UUID as the first key of its JSON object, and so do many others.
-Where a single frame has it elsewhere, or a text of another length or with an escape, or the same
-key once more, of which the last counts, frames are parsed one by one instead.
-
-JSON by msgspec: objects, and the lines of a chunk in one call.
-
-msgspec rounds times to microseconds. All else truncates them, as pydantic, columns and Spark:
-digits that it would round up are cut off the text first, where a class has times.
-
-Kinds of JSON messages: dicts, dataclasses and msgspec Structs (message section 6).
-
-A UUID is written as the first key of the object, so that a reader of our own publisher's
-messages cuts it at a fixed place, for a whole chunk at once. Messages of other writers may have
-it anywhere: those are parsed one by one.
+A UUID is written as the first key of the object (message section 6), as many others do. So a reader
+cuts it at a fixed place, for a whole chunk at once. Where a single frame has it elsewhere, or a
+text of another length or with an escape, or the same key once more, of which the last counts,
+frames are parsed one by one instead.
 
 All but pydantic models use ``msgspec``: it decodes the lines of a chunk in one call, and was
-measured ahead of ``orjson`` in both directions, also for dicts.
+measured ahead of ``orjson`` in both directions, also for dicts. msgspec rounds times to
+microseconds. All else truncates them, as pydantic, columns and Spark: digits that it would round up
+are cut off the text first, where a class has times.
 """
 
 from __future__ import annotations

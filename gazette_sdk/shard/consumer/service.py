@@ -3,17 +3,15 @@
 The same object serves gRPC and the JSON gateway. Requests and responses are the protocol's
 messages; a call that fails raises a :class:`~gazette_sdk.errors.GazetteError`.
 
-Admission of changes of shards by their caller's claims (shard section 11).
+Changes of shards are admitted by their caller's claims. A caller with a selector changes the shards
+that it matches, and nothing else by them. The id and the prefixes of a shard name its recovery log
+and the Etcd keys of its hints, and ids have slashes: a free choice would lead to the log of any
+shard, and to any key. Its sources are read with the rights of the process. So they are those that
+the shard has, or those that the application gives it.
 
-A caller with a selector changes the shards that it matches, and nothing else by them. The id and
-the prefixes of a shard name its recovery log and the Etcd keys of its hints, and ids have slashes:
-a free choice would lead to the log of any shard, and to any key. Its sources are read with the
-rights of the process. So they are those that the shard has, or those that the application gives it.
-
-gRPC methods of an application: calls of a shard's state, here or at its primary.
-
-A forwarded request has the resolution's header in its metadata, as over HTTP, and in its field
-``header`` where it has one of that type: consumers of other implementations look there.
+gRPC methods of an application are calls of a shard's state, here or at its primary. A forwarded
+request has the resolution's header in its metadata, as over HTTP, and in its field ``header`` where
+it has one of that type: consumers of other implementations look there.
 """
 
 from __future__ import annotations

@@ -1,19 +1,8 @@
 """State machine of a recovery log: which operations are part of its history (recovery log 2).
 
-A log may hold operations of several authors, of which one wins. An operation is part of the
-history if its sequence number and checksum continue it and, where hints name the author, if it is
-by that author. Pure.
-
-Segments: stretches of a log's operations of one author, and sets of them (recovery log 3).
-
-Hints: where the operations of a store's live files are (recovery log 3 and 7).
-
-Etcd holds them as JSON in the form of Go's encoder. Either JSON or protobuf is accepted.
-
-Changes of a store's local files, in the order in which they are to be recorded.
-
-A store returns them with each commit. Paths are relative to the store's directory and begin with
-``/``. The recorder numbers them; see `recovery log` 1.
+A log may hold operations of several authors, of which one wins. An operation is part of the history
+if its sequence number and checksum continue it and, where hints name the author, if it is by that
+author. Pure.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""Segments: stretches of a log's operations of one author, and sets of them (recovery log 3).
+"""Hints: where the operations of a store's live files are (recovery log 3 and 7).
 
-Hints: where the operations of a store's live files are (recovery log 3 and 7).
+They consist of segments: stretches of a log's operations of one author (:class:`SegmentSet`). Etcd
+holds them as JSON in the form of Go's encoder. Either JSON or protobuf is accepted.
 
-Etcd holds them as JSON in the form of Go's encoder. Either JSON or protobuf is accepted.
-
-Changes of a store's local files, in the order in which they are to be recorded.
-
-A store returns them with each commit. Paths are relative to the store's directory and begin with
+Changes of a store's local files are recorded in the order in which the store returns them with each
+commit. Paths are relative to the store's directory and begin with
 ``/``. The recorder numbers them; see `recovery log` 1.
 """
 

@@ -19,21 +19,16 @@ INJECTED  head                                        hand off once more        
 LIVE and FAILED are final. Several authors may race for a log. The one whose operation follows the
 history first has won: all others' operations do not continue it any more.
 
-Playback: the files of a store, restored from its recovery log and kept up with it.
-
-::
+:class:`Playback` restores the files of a store from its recovery log and keeps up with it::
 
     playback = Playback(transport, hints, directory)
     task = asyncio.create_task(playback.run())
     await playback.tailing.wait()            # a hot standby stays here
     recovered = await playback.hand_off(author)
 
-The shell of `player`: it reads logs on the event loop, and writes files on worker threads.
-
-Staged files: the files of a store while they are played back.
-
-Each is named by its fnode, below ``.fnodes``. When playback ends they get their paths. Blocking:
-call it on a worker thread, one call at a time.
+It reads logs on the event loop, and writes files on worker threads. Meanwhile files are staged
+(:class:`StagedFiles`): each is named by its fnode, below ``.fnodes``. When playback ends they get
+their paths.
 """
 
 from __future__ import annotations

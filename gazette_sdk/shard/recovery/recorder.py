@@ -15,11 +15,10 @@ A worker thread records; the event loop may ask for hints at any time. A lock gu
 The local files have changed already when they are recorded. A change that does not fit the files
 recorded so far is an error of the store, after which nothing can be recorded any more.
 
-Bounds of recovery: which file to record anew, and when to store hints. Pure.
-
-A player reads the log from where each live file was created to its last write. A file that is
-appended to for long, such as a write-ahead log or a manifest, makes it read all that was recorded
-meanwhile, too. Recording such a file anew moves it to the end of the log.
+Recovery is bounded by recording files anew, and by storing hints (:class:`HintsSchedule`). A player
+reads the log from where each live file was created to its last write. A file that is appended to
+for long, such as a write-ahead log or a manifest, makes it read all that was recorded meanwhile,
+too. Recording such a file anew moves it to the end of the log.
 """
 
 from __future__ import annotations

@@ -3,16 +3,13 @@
 Each commit is one write batch, which holds the checkpoint, too (`shard` 9.2); the files that it and
 RocksDB's own threads changed are found by a scan of the directory.
 
-Options of RocksDB with which its files can be recorded, and played by Gazette's consumers.
+A :class:`Family` has what is committed, under what a transaction put. The options of RocksDB are
+those with which its files can be recorded, and played by Gazette's consumers.
 
-Keys and values of one column family: what is committed, under what a transaction put.
-
-Consistent scans of a RocksDB directory: what changed since the last commit.
-
-RocksDB's own threads write and remove files at any time, and each scan has to find files that open
-together (`recovery log` 10). A scan lists the names, reads CURRENT and the manifest it names, then
-all other files, then names and CURRENT again; it starts over if these are not as before. It holds
-because
+:class:`RocksFiles` scans the directory for what changed since the last commit. RocksDB's own
+threads write and remove files at any time, and each scan has to find files that open together
+(`recovery log` 10). A scan lists the names, reads CURRENT and the manifest it names, then all other
+files, then names and CURRENT again; it starts over if these are not as before. It holds because
 
 - the write-ahead log does not change during a scan: its only writer is the caller;
 - a manifest names only files that are complete, and all of them were read after it;

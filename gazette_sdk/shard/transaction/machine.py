@@ -1,7 +1,7 @@
 """Machine of a shard's transactions: when to consume, to wait and to commit. Pure.
 
-One transaction is open while the one before it, the *prior*, commits and is acknowledged. The
-first condition that holds decides:
+One transaction is open while the one before it, the *prior*, commits and is acknowledged. The first
+condition that holds decides:
 
 ==  =================================================================  ============================
 #   condition                                                          decision
@@ -21,8 +21,6 @@ first condition that holds decides:
 Input is waited for only where it would be consumed. A transaction whose time is over, or whose
 input has ended, is CLOSED. The least time of a transaction may exceed its greatest; it then runs
 for the least time (shard section 7).
-
-Steps of a transaction's commit, in their order. Tests stop a process at each of them.
 """
 
 from __future__ import annotations

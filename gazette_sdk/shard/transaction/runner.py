@@ -14,8 +14,6 @@ next transaction consumes while the last one commits:
 
 A failure fails the commit's future. What waits for it is never sent; a successor reads the same
 messages again, or finds the acknowledgements in the checkpoint.
-
-Progress of a shard: what its committed transactions have read and acknowledged.
 """
 
 from __future__ import annotations

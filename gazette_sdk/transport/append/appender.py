@@ -21,10 +21,9 @@ LOOP       queued      nothing: the event loop sends it               LOOP
 LOOP       idle        nothing                                        NOBODY
 =========  ==========  =============================================  =========
 
-Appends to many journals: one appender per journal, one lock, one bound of memory.
-
-Client section 4. An append may wait for others, of other journals, to commit first, which is how
-barriers are built.
+:class:`AppendService`: appends to many journals, with one appender per journal, one lock and one
+bound of memory (client section 4). An append may wait for others, of other journals, to commit
+first, which is how barriers are built::
 
     append = await service.start(request)
     append.write(b"content")

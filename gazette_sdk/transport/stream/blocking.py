@@ -6,18 +6,15 @@ a connection to itself meanwhile, and idle connections are kept.
 
 An append that may have been sent is never repeated here.
 
-One connection of the stream transport for plain code, and the append on it.
+A :class:`BlockingConnection` is a socket that blocks its caller. It has the same pure machines as
+:class:`~gazette_sdk.transport.stream.connection.Connection`. It belongs to one thread at a time,
+and carries one call at a time. Nothing reads it between calls: what the server sent meanwhile is
+read when it is taken again.
 
-A connection is a socket that blocks its caller. It has the same pure machines as
-:class:`~gazette_sdk.transport.stream.connection.Connection`. It belongs to one thread at a
-time, and carries one call at a time. Nothing reads it between calls: what the server sent meanwhile
-is read when it is taken again.
-
-Opening of connections: their rules, and the asyncio and the blocking way to the server's HELLO.
-
-A server that speaks the stream transport says HELLO as soon as it has seen the preface. One that
-does not speak it closes the connection, answers in another protocol (HTTP, mostly), or waits for
-what it would understand.
+:func:`dial` and :func:`dial_blocking` open connections, up to the server's HELLO. A server that
+speaks the stream transport says HELLO as soon as it has seen the preface. One that does not speak
+it closes the connection, answers in another protocol (HTTP, mostly), or waits for what it would
+understand.
 """
 
 from __future__ import annotations

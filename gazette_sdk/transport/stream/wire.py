@@ -1,19 +1,14 @@
 """Wire of the stream transport, and the choice between it and gRPC for each broker.
 
-Choice of the wire for each broker.
-
 The stream transport is tried first: a server that speaks it says so within a round trip. One that
 closes, answers HTTP or says nothing within a second gets gRPC. That is remembered for ten minutes,
 or until a connection to it fails: the server that comes back may speak the stream transport. One
 that has spoken the stream transport and says nothing now is frozen, and unavailable.
 
-Appends on one connection of the stream transport, several in flight.
-
-Each append that is begun while another is in flight asks to run only after the success of the call
-before it on the connection. That call is the append begun before: no one else uses the connection
-meanwhile. A pipeline on a shared connection has one append in flight and asks for nothing.
-
-Journals over the stream transport: each call of the journal service as frames.
+A :class:`StreamPipeline` has several appends in flight on one connection. Each append that is begun
+while another is in flight asks to run only after the success of the call before it on the
+connection. That call is the append begun before: no one else uses the connection meanwhile. A
+pipeline on a shared connection has one append in flight and asks for nothing.
 
 Content never goes through protobuf. A small append is one write and one read. Calls that stream
 their requests have a task which sends them.
