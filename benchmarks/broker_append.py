@@ -3,14 +3,17 @@
 The broker has a process of its own and one replica of each journal. The client is a raw stream
 connection per journal, so that only the broker's work is counted: the processor time of its
 threads, as Linux accounts for it. A third figure adds a tailing reader, which gets each append
-before the next one is made. To compare two versions, run the program of each in alternation.
+before the next one is made, and a fourth one is of appends by HTTP PUT, as curl makes them. To
+compare two versions, run the program of each in alternation.
 """
 
 from __future__ import annotations
 
+import http.client
 import selectors
 import time
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,16 @@ class Client:
         for number in range(count):
             (answer,) = self._streams[number % JOURNALS].call(self._frames[number % JOURNALS])
             assert pb.AppendResponse.FromString(answer.payload).status == pb.OK
+
+    def put(self, count: int) -> None:
+        """Append to one journal after the other by HTTP PUT, over one connection."""
+        connection = http.client.HTTPConnection(self._address.removeprefix("http://"))
+        for number in range(count):
+            connection.request("PUT", f"/{TOPIC}/part-{number % JOURNALS:03}", LINE)
+            response = connection.getresponse()
+            assert response.status == HTTPStatus.NO_CONTENT, response.read()
+            response.read()
+        connection.close()
 
     def many_in_flight(self, count: int, depth: int = 8) -> None:
         """Keep ``depth`` appends in flight on each connection."""
@@ -115,6 +128,7 @@ def main() -> None:
             single=lambda: spent_us(running.pid, client.one_in_flight, options.single),
             pipelined=lambda: spent_us(running.pid, client.many_in_flight, options.pipelined),
             tail=lambda: spent_us(running.pid, client.tail, options.single),
+            put=lambda: spent_us(running.pid, client.put, options.single),
         )
         elapsed_s = time.perf_counter() - began
         client.close()
@@ -125,6 +139,16 @@ def main() -> None:
         figures.append(Figure(f"appends/s per core, {of}", 1e6 / spent, 1e6 / spent, "1/s", None))
     spent = found["tail"]
     figures.append(Figure("processor time per append and delivery", spent, spent, "µs", None))
+    figures.append(
+        Figure(
+            "processor time per append by PUT, beside one in flight",
+            found["put"],
+            found["single"],
+            "µs",
+            bar=1.8,
+            more_is_better=False,
+        )
+    )
     figures.append(Figure("length of the run", elapsed_s, elapsed_s, "s", None))
     report(figures, options)
 

@@ -47,6 +47,9 @@ from gazette_sdk.transport.wire import AppendItem
 STEP_BYTES = 256 * 1024
 """Greatest piece of decoded content: a small body can decode to a thousand times its size."""
 
+SMALL_BODY_BYTES = 64 * 1024
+"""Greatest length of a body that is received before its append begins, which then rarely waits."""
+
 _GZIP_BITS = 16 + zlib.MAX_WBITS
 
 
@@ -206,6 +209,12 @@ class HttpGateway:
             await asyncio.sleep(wait)
 
     async def _append(self, body: _Body, call: Call) -> pb.AppendResponse:
+        content = await body.small()
+        started = content and self._service.append_now(body.opening, content, call, None)
+        if started:
+            if started.answers:
+                await self._service.append_acknowledged(started)
+            return pb.AppendResponse.FromString(started.response)
         waits = iter(self._route_waits_s)
         while True:
             async with aclosing(body.items()) as items:
@@ -296,11 +305,29 @@ class _Body:
         self.is_begun = False
         self._opening = opening
         self._request = request
+        self._content = b""
+
+    @property
+    def opening(self) -> bytes:
+        """The encoded request that opens the append."""
+        return self._opening.SerializeToString()
+
+    async def small(self) -> bytes:
+        """Return all content, if it is small and plain, or nothing."""
+        length = self._request.content_length or 0
+        is_plain = not self._request.headers.get("Content-Encoding")
+        if 0 < length <= SMALL_BODY_BYTES and is_plain:
+            self._content = await self._request.read()
+        return self._content
 
     async def items(self) -> AsyncGenerator[AppendItem]:
         """Yield the append's messages. A body that breaks off raises, and so rolls back."""
         decoder = decoder_of(self._request.headers.get("Content-Encoding", ""))
         yield self._opening
+        if self._content:
+            yield self._content
+            yield pb.AppendRequest()
+            return
         self.is_begun = True
         async for encoded in self._request.content.iter_any():
             if decoder is None:

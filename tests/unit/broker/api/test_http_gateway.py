@@ -1,9 +1,16 @@
 import asyncio
+import gzip
 import tempfile
+from types import SimpleNamespace
 
 import pytest
 
-from gazette_sdk.broker.api.http_gateway import append_request, read_request, route_token
+from gazette_sdk.broker.api.http_gateway import (
+    SMALL_BODY_BYTES,
+    append_request,
+    read_request,
+    route_token,
+)
 from gazette_sdk.errors import (
     CallError,
     UnauthenticatedError,
@@ -412,7 +419,7 @@ def test_a_body_that_breaks_off_does_not_commit():
                 "PUT",
                 "/a/journal",
                 body=b"hello",
-                headers=("Content-Length: 10",),
+                headers=("Content-Length: 100000",),
                 leave_after_s=0.1,
             )
             await asyncio.wait_for(asyncio.shield(ended), 5)
@@ -420,6 +427,75 @@ def test_a_body_that_breaks_off_does_not_commit():
         return answer
 
     assert run(scenario(), 10).status_line == ""
+
+
+def test_a_small_body_that_breaks_off_begins_no_append():
+    async def scenario():
+        journals = ScriptedJournals()
+        async with serving(journals) as server:
+            headers = ("Content-Length: 10",)
+            await exchange(
+                server.endpoint,
+                "PUT",
+                "/a/journal",
+                body=b"hello",
+                headers=headers,
+                leave_after_s=0.1,
+            )
+            whole = await exchange(server.endpoint, "PUT", "/a/journal", body=b"whole")
+            assert whole.status == 204
+        assert [taken[1:-1] for taken in journals.appended] == [[b"whole"]]
+
+    run(scenario(), 10)
+
+
+@pytest.mark.parametrize("has_peers", [False, True])
+def test_a_small_body_is_appended_at_once_where_nothing_is_to_be_waited_for(has_peers):
+    class Ready(ScriptedJournals):
+        def append_now(self, opening, content, call, earlier):
+            request = pb.AppendRequest.FromString(opening)
+            self.appended.append([request.journal, content, call.authorization, earlier])
+            response = pb.AppendResponse(
+                header=HEADER, commit=pb.Fragment(begin=100, end=100 + len(content))
+            )
+            self.acknowledged = not has_peers
+            answers = [object()] if has_peers else []
+            return SimpleNamespace(response=response.SerializeToString(), answers=answers)
+
+        async def append_acknowledged(self, started):
+            self.acknowledged = True
+            return started.response
+
+    journals = Ready()
+    answer = ask(
+        journals,
+        "PUT",
+        "/a/journal",
+        body=b"y" * SMALL_BODY_BYTES,
+        headers=("Authorization: Bearer x",),
+    )
+    assert answer.status == 204
+    assert answer.header("x-commit-end") == str(100 + SMALL_BODY_BYTES)
+    assert journals.appended == [["a/journal", b"y" * SMALL_BODY_BYTES, "Bearer x", None]]
+    assert journals.acknowledged
+    assert not journals.calls
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (b"y" * (SMALL_BODY_BYTES + 1), ()),
+        (b"", ()),
+        (b"y", ("Transfer-Encoding: chunked",)),
+        (gzip.compress(b"y"), ("Content-Encoding: gzip",)),
+    ],
+)
+def test_any_other_body_is_an_append_as_it_comes(body, headers):
+    class Refusing(ScriptedJournals):
+        def append_now(self, *_):
+            raise AssertionError("it is not at hand")
+
+    assert ask(Refusing(), "PUT", "/a/journal", body=body, headers=headers).status == 204
 
 
 @pytest.mark.parametrize(
