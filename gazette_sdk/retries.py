@@ -114,25 +114,25 @@ class Outage:
     Args:
         log: the logger.
         operation: name of the operation, a noun phrase such as ``read of a/journal``.
+
+    Attributes:
+        is_open: True from the first failure to the next success.
     """
 
-    __slots__ = ("_begun_s", "_failures", "_log", "_operation")
+    __slots__ = ("_begun_s", "_failures", "_log", "_operation", "is_open")
 
     def __init__(self, log: logging.Logger, operation: str) -> None:
         self._log = log
         self._operation = operation
         self._begun_s = 0.0
         self._failures = 0
-
-    @property
-    def is_open(self) -> bool:
-        """True from the first failure to the next success."""
-        return self._failures > 0
+        self.is_open = False
 
     def failed(self, error: object) -> None:
         """Note a failed attempt."""
         self._failures += 1
-        if self._failures == 1:
+        if not self.is_open:
+            self.is_open = True
             self._begun_s = time.monotonic()
             self._log.warning(
                 "%s failed, and is tried again until it succeeds: %s", self._operation, error
@@ -157,7 +157,7 @@ class Outage:
 
     def ended(self) -> None:
         """Note a success, or any other end of the outage. Without an outage it does nothing."""
-        if self._failures:
+        if self.is_open:
             self._log.warning(
                 "%s works again after an outage of %.1f s (%d failure%s)",
                 self._operation,
@@ -165,4 +165,4 @@ class Outage:
                 self._failures,
                 "" if self._failures == 1 else "s",
             )
-            self._failures = 0
+            self._failures, self.is_open = 0, False

@@ -697,7 +697,8 @@ class RetryReader:
             if content is None or content:
                 self._failing_since = None
             if content is not None:
-                self._outage.ended()
+                if self._outage.is_open:
+                    self._outage.ended()
                 self._is_broken = False
                 self._attempt = 0 if content else self._attempt
                 return content

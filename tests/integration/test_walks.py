@@ -13,9 +13,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 MODULES_MAX = {
-    "publish": 17,
-    "await_publish": 17,
-    "tail": 21,
+    "publish": 16,
+    "await_publish": 16,
+    "tail": 20,
     "read": 30,
     "consume": 45,
     "spark": 37,

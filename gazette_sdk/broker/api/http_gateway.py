@@ -472,6 +472,8 @@ def route_token(route: pb.Route) -> str:
 
 def _quoted(text: str) -> str:
     """Return a string in protobuf's text format: quoted, in printable ASCII."""
+    if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
+        return f'"{text}"'
     named = {0x22: '\\"', 0x5C: "\\\\", 0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t"}
     plain = (
         named.get(byte) or (chr(byte) if 0x20 <= byte < 0x7F else f"\\{byte:03o}")
