@@ -1,4 +1,4 @@
-"""Retries: schedules of the waits between attempts, and the log of an outage.
+"""Retries: calls that are made again, the waits between attempts, and the log of an outage.
 
 Waits between attempts of a call (client section 1), and between dials of a broker. Most are for
 topology to converge, which takes some tens of milliseconds; so the first waits are short, and the
@@ -8,12 +8,16 @@ schedule soon rises to what is polite toward a cluster in trouble.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from gazette_sdk.errors import GazetteError
+
+T = TypeVar("T")
 
 Pause: TypeAlias = Callable[[int], Awaitable[None]]
 """Function that waits before the attempt after attempt number N; tests put virtual time here."""
@@ -166,3 +170,46 @@ class Outage:
                 "" if self._failures == 1 else "s",
             )
             self._failures, self.is_open = 0, False
+
+
+async def retrying(
+    call: Callable[[], Awaitable[T]],
+    retried: tuple[type[BaseException], ...],
+    *,
+    final: tuple[type[BaseException], ...] = (),
+    outage: Outage | None = None,
+    patience_s: float = math.inf,
+    pause: Pause = pause,
+) -> T:
+    """Return the result of a call, which is made again while it fails.
+
+    Args:
+        call: makes the call.
+        retried: errors after which it is made again.
+        final: those of them after which it is not.
+        outage: its log; None for none.
+        patience_s: longest time from the first failure to the last attempt.
+        pause: waits between attempts.
+
+    Raises:
+        BaseException: the call failed for so long, or by another error.
+    """
+    ends_at = math.inf
+    for attempt in itertools.count():
+        try:
+            found = await call()
+        except final:
+            raise
+        except retried as error:
+            now = time.monotonic()
+            ends_at = min(ends_at, now + patience_s)
+            if now >= ends_at:
+                raise
+            if outage is not None:
+                outage.failed(str(error) or "no answer in time")
+        else:
+            if outage is not None:
+                outage.ended()
+            return found
+        await pause(attempt)
+    raise AssertionError

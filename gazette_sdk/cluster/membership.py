@@ -35,7 +35,7 @@ from gazette_sdk.cluster.etcd_messages import Compare, Get, Put, TxnResult
 from gazette_sdk.cluster.items import ItemKeySpace
 from gazette_sdk.cluster.lease import LeaseLife, boot_s
 from gazette_sdk.errors import EtcdError, EtcdUnavailableError, GazetteError, LeaseLostError
-from gazette_sdk.retries import Outage
+from gazette_sdk.retries import Outage, retrying
 
 LEASE_TTL_S = 20
 """Default time after which a process that does not renew its lease is no member any more."""
@@ -387,25 +387,22 @@ class MemberProcess:
             EtcdError: Etcd refused.
         """
         config = self._config
-        outage = Outage(_log, "connection to Etcd")
-        while True:
-            try:
-                self.etcd = await Etcd.connect(
-                    config.endpoint,
-                    dial_timeout_s=max(1.0, config.lease_ttl_s / 20),
-                    answer_timeout_s=min(ANSWER_TIMEOUT_S, config.lease_ttl_s / 3),
-                    cert_file=config.cert_file,
-                    cert_key_file=config.cert_key_file,
-                    trusted_ca_file=config.trusted_ca_file,
-                    user=config.user,
-                    password=config.password,
-                )
-            except EtcdUnavailableError as error:
-                outage.failed(error)
-            else:
-                outage.ended()
-                return self.etcd
-            await asyncio.sleep(DIAL_RETRY_S)
+        self.etcd = await retrying(
+            lambda: Etcd.connect(
+                config.endpoint,
+                dial_timeout_s=max(1.0, config.lease_ttl_s / 20),
+                answer_timeout_s=min(ANSWER_TIMEOUT_S, config.lease_ttl_s / 3),
+                cert_file=config.cert_file,
+                cert_key_file=config.cert_key_file,
+                trusted_ca_file=config.trusted_ca_file,
+                user=config.user,
+                password=config.password,
+            ),
+            (EtcdUnavailableError,),
+            outage=Outage(_log, "connection to Etcd"),
+            pause=lambda _: asyncio.sleep(DIAL_RETRY_S),
+        )
+        return self.etcd
 
     async def join(self, key: bytes) -> Membership:
         """Take a lease, whose loss ends this process. The member key is announced later.

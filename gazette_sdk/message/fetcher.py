@@ -47,7 +47,7 @@ from gazette_sdk.protocol.labels import (
     value_of,
 )
 from gazette_sdk.protocol.names import strip_meta, validate_journal
-from gazette_sdk.retries import Outage, pause
+from gazette_sdk.retries import Outage, pause, retrying
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.journal_reader import (
     OffsetJumpError,
@@ -794,17 +794,7 @@ class Fetcher:
     async def _list_patiently(self, selector: pb.LabelSelector) -> list[pb.ListResponse.Journal]:
         """List journals, trying again without end while no broker can be reached."""
         outage = Outage(_log, f"listing {self._plan.text}")
-        attempt = 0
-        while True:
-            try:
-                listed = await self._list(selector)
-            except NO_ANSWER as error:
-                outage.failed(error)
-            else:
-                outage.ended()
-                return listed
-            await pause(attempt)
-            attempt += 1
+        return await retrying(lambda: self._list(selector), NO_ANSWER, outage=outage)
 
     def _no_listing(self, cause: GazetteError | None) -> UnavailableError:
         return UnavailableError(

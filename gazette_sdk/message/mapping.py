@@ -40,7 +40,7 @@ from gazette_sdk.errors import (
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import CONTENT_TYPE, parse_selector, topic_hint, value_of
 from gazette_sdk.protocol.names import validate_journal
-from gazette_sdk.retries import Outage, pause
+from gazette_sdk.retries import Outage, retrying
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import NO_ANSWER, WatchedList, get_journal
 from gazette_sdk.user_code import call, call_each, text_of
@@ -512,19 +512,13 @@ class Watches:
 
     async def _look_up_patiently(self, journal: str) -> pb.ListResponse.Journal:
         """Look a journal up, again and again while no broker answers."""
-        outage = Outage(_log, f"look-up of {journal}")
-        attempt = 0
-        while True:
+
+        async def look_up() -> pb.ListResponse.Journal:
             self._check_open()
-            try:
-                found = await self._look_up(journal, ATTEMPT_S)
-            except (*NO_ANSWER, TimeoutError) as error:
-                outage.failed(str(error) or self._no_answer())
-            else:
-                outage.ended()
-                return found
-            await pause(attempt)
-            attempt += 1
+            return await self._look_up(journal, ATTEMPT_S)
+
+        outage = Outage(_log, f"look-up of {journal}")
+        return await retrying(look_up, (*NO_ANSWER, TimeoutError), outage=outage)
 
     def _outlasts(self, error: GazetteError) -> bool:
         """Return True if the wait continues after a failure of the watch, which tries again."""

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette_sdk import retries
-from gazette_sdk.errors import UnavailableError
-from gazette_sdk.retries import DialPolicy, Outage
+from gazette_sdk.errors import CallError, UnauthenticatedError, UnavailableError
+from gazette_sdk.retries import DialPolicy, Outage, retrying
 from support.vectors import cases
 
 FAILURE = UnavailableError("nobody there")
@@ -116,3 +116,55 @@ def test_a_cancellation_is_not_lost_to_a_group_that_fails_at_the_same_moment():
 
     asyncio.run(scenario())
     assert len(rounds) == 1
+
+
+class Call:
+    """A call with these outcomes: errors, and at last a result."""
+
+    def __init__(self, *outcomes: object) -> None:
+        self.left = list(outcomes)
+        self.pauses: list[int] = []
+
+    async def __call__(self) -> object:
+        outcome = self.left.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async def pause(self, attempt: int) -> None:
+        self.pauses.append(attempt)
+
+
+def test_a_call_is_made_again_until_it_succeeds(caplog):
+    call = Call(UnavailableError("away"), UnavailableError("away"), 7)
+    outage = Outage(logging.getLogger("a"), "call")
+    retried = (UnavailableError,)
+    assert asyncio.run(retrying(call, retried, outage=outage, pause=call.pause)) == 7
+    assert call.pauses == [0, 1]
+    assert not outage.is_open
+    assert [record.getMessage().partition(" after")[0] for record in caplog.records] == [
+        "call failed, and is tried again until it succeeds: away",
+        "call works again",
+    ]
+
+
+def test_other_errors_and_final_ones_end_it():
+    for error in (ValueError("other"), UnauthenticatedError("no token")):
+        call = Call(error, 7)
+        final = (UnauthenticatedError,)
+        with pytest.raises(type(error)):
+            asyncio.run(retrying(call, (CallError,), final=final, pause=call.pause))
+        assert call.left == [7]
+
+
+def test_after_its_patience_the_error_is_raised(monkeypatch):
+    now_s = 0.0
+    monkeypatch.setattr(retries.time, "monotonic", lambda: now_s)
+    call = Call(*[UnavailableError(f"away {number}") for number in range(9)])
+
+    async def pause(_: int) -> None:
+        nonlocal now_s
+        now_s += 1
+
+    with pytest.raises(UnavailableError, match="away 3"):
+        asyncio.run(retrying(call, (CallError,), patience_s=3, pause=pause))

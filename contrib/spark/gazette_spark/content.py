@@ -8,7 +8,6 @@ Options of a data frame stand in plans and in Spark's web pages, so no secret is
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -25,7 +24,7 @@ from gazette_sdk.errors import (
 from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import CONTENT_TYPE, parse_selector, value_of
-from gazette_sdk.retries import pause
+from gazette_sdk.retries import retrying
 from gazette_sdk.transport import Transport, connect
 from gazette_sdk.transport.append.append import TRANSIENT
 from gazette_sdk.transport.fragment_store import GAP_AGE_S
@@ -94,15 +93,7 @@ async def patiently(
     Raises:
         GazetteError: it failed for so long, or by another error.
     """
-    ends_at = time.monotonic() + FAILING_MAX_S
-    for attempt in itertools.count():
-        try:
-            return await call()
-        except repeated:
-            if time.monotonic() >= ends_at:
-                raise
-        await pause(attempt)
-    raise AssertionError
+    return await retrying(call, repeated, patience_s=FAILING_MAX_S)
 
 
 CONCURRENT_LISTINGS_MAX = 16

@@ -51,7 +51,7 @@ from gazette_sdk.protocol.shard_spec import (
     recovery_log,
     reduce_status,
 )
-from gazette_sdk.retries import Outage, delay_s, pause
+from gazette_sdk.retries import Outage, delay_s, retrying
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.consumer.hints import load_hints, store_recorded_hints, store_recovered_hints
 from gazette_sdk.shard.consumer.lifecycle import Effect, Input, Lifecycle, State
@@ -652,21 +652,18 @@ class LocalShard:
 
     async def _retried(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
         """Call until Etcd or the brokers answer; a few shards at a time."""
+
+        async def limited() -> T:
+            async with self._parts.lookups:
+                return await call()
+
         outage = Outage(_log, f"look-up of the {what} of shard {self.id}")
-        attempt = 0
-        while True:
-            try:
-                async with self._parts.lookups:
-                    found = await call()
-            except UnauthenticatedError:
-                raise
-            except (CallError, EtcdUnavailableError) as error:
-                outage.failed(error)
-            else:
-                outage.ended()
-                return found
-            await pause(attempt)
-            attempt += 1
+        return await retrying(
+            limited,
+            (CallError, EtcdUnavailableError),
+            final=(UnauthenticatedError,),
+            outage=outage,
+        )
 
     @staticmethod
     async def _step(name: str, work: Awaitable[T]) -> T:
