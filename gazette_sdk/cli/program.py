@@ -100,6 +100,8 @@ def report(program: str, error: BaseException, *, in_log: bool) -> None:
             TERMINATION_LOG.write_text(text + "\n", encoding="utf-8")
         except OSError as unwritable:
             _log.warning("cannot write to %s: %s", TERMINATION_LOG, unwritable)
+    for handler in logging.getLogger().handlers:
+        handler.flush()  # repeated records that were counted come before the error
     if not in_log:
         sys.stderr.write(f"{program}: {text}\n")
         return
