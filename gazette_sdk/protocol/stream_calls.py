@@ -7,7 +7,7 @@ and STATUSes come in the order of the CALLs. No frame names its call, so both en
 whose client streams, MESSAGE and CONTENT follow the CALL until END. A call *is sent* when its END
 or ABORT was sent, or its STATUS was received; a call of any other method is sent with its CALL.
 Only then may the next CALL follow. ABORT may come for the newest call at any time, also after END;
-older calls can't be aborted, so whoever may want to stop a call early opens no other after it.
+older calls can't be aborted, so a client that may stop a call early opens no other after it.
 
 **What a server sends belongs to the oldest open call**, the oldest without STATUS. Every call gets
 its STATUS, also one that was aborted: this keeps both ends in step.

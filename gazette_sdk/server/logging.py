@@ -283,9 +283,13 @@ class FoldingHandler(logging.Handler):
                 target.handle(record)
 
     def _start_timer(self) -> None:
-        self._timer = threading.Timer(FOLD_S, self._end_period)
-        self._timer.daemon = True
-        self._timer.start()
+        timer = threading.Timer(FOLD_S, self._end_period)
+        timer.daemon = True
+        try:
+            timer.start()
+        except RuntimeError:
+            return  # no thread can be started now: the next new kind tries again, or the end writes
+        self._timer = timer
 
     def _end_period(self) -> None:
         self.flush()
