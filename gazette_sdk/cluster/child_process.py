@@ -35,7 +35,7 @@ _LAUNCHER = Path(__file__).with_name("_child_launcher.py")
 _EndCallback = Callable[[int], None]
 
 _chance = random.SystemRandom()
-_reserved: dict[int, socket.socket] = {}
+_reserved: set[int] = set()
 
 
 def reserve_port() -> int:
@@ -60,9 +60,11 @@ def reserve_port() -> int:
         # From now on servers, which set this option, can be bound to the port beside it, but no
         # other probe. Systems other than Linux would refuse the server, too.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if sys.platform != "linux":
+        if sys.platform == "linux":
+            probe.detach()  # open until this process ends
+        else:
             probe.close()
-        _reserved[port] = probe
+        _reserved.add(port)
         return port
     raise ConfigurationError(
         f"no free port was found from {PORTS.start} to {PORTS.stop}; stop other servers"

@@ -58,8 +58,10 @@ class World:
         self.transport = consumers.cluster.transport
 
     def apply(self, standbys):
+        self.consumers.wait_for_keys({"members/local#json-a": "member"})  # it serves now
         specs = SHARDS.format(shard=self.shard, standbys=standbys)
-        self.consumers.command("shards", "apply", stdin=specs.encode())
+        outcome = self.consumers.command("shards", "apply", stdin=specs.encode())
+        assert outcome.status == 0, outcome.stderr
 
     def wait_for(self, members, primaries, **states):
         """Wait until members have the shard in these states: slot and state by process.

@@ -60,6 +60,7 @@ def test_batches_of_an_hour_are_merged_except_the_newest(spark: SparkSession, la
     assert compact(spark, str(lake)) == []
 
 
+@pytest.mark.timeout(480)
 def test_a_driver_in_the_cluster_has_its_outcome_in_its_log(lake: Path, tmp_path: Path):
     """As with ``--deploy-mode cluster``, it has no directory of a command beside it."""
 
@@ -71,7 +72,7 @@ def test_a_driver_in_the_cluster_has_its_outcome_in_its_log(lake: Path, tmp_path
             [*command, json.dumps(program)],
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=200,
             check=False,
         )
 
