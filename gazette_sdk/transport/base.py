@@ -1,10 +1,10 @@
 """The one interface through which the SDK reaches journals.
 
-A transport speaks the requests and responses of the journal service and nothing more: it
-returns responses of any status. What a status means, when to try again and how to batch is the
-business of the layers above (`append`, `read`, `listing`), which work over every transport.
+A transport speaks the requests and responses of the journal service and nothing more: it returns
+responses of any status. What a status means, when to try again and how to batch is the business of
+the layers above (`append`, `read`, `listing`), which work over every transport.
 
-Way of a journal's appends from its appender to its broker.
+An :class:`AppendRoute` is the way of a journal's appends from its appender to its broker.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from gazette_sdk.contexts import AsyncClosable
-from gazette_sdk.errors import ClosedError, ConfigurationError, GazetteError
+from gazette_sdk.errors import ClosedError, ConfigurationError, GazetteError, NotAllowedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.wire import (
     ANYWHERE,
@@ -240,6 +240,45 @@ class Transport(AsyncClosable):
     @abc.abstractmethod
     async def aclose(self) -> None:
         """Close its connections. Calls under way are cancelled."""
+
+
+class ReadOnlyTransport(Transport):
+    """Base of transports that only list and read journals. Other calls are refused."""
+
+    @abc.abstractmethod
+    def _refused(self, what: str) -> NotAllowedError:
+        """Return the error of a call that it does not have.
+
+        Args:
+            what: begin of a sentence about the call, such as ``journals are changed``.
+        """
+
+    async def apply(self, request: pb.ApplyRequest) -> pb.ApplyResponse:  # noqa: ARG002
+        """Refused."""
+        raise self._refused("journals are created and changed")
+
+    async def append(
+        self,
+        requests: AsyncIterator[AppendItem],  # noqa: ARG002
+        target: Target = ANYWHERE,  # noqa: ARG002
+    ) -> pb.AppendResponse:
+        """Refused."""
+        raise self._refused("journals are appended to")
+
+    def replicate(
+        self,
+        requests: AsyncIterator[ReplicateItem],  # noqa: ARG002
+        target: Target,  # noqa: ARG002
+    ) -> AsyncGenerator[pb.ReplicateResponse]:
+        """Refused."""
+        raise self._refused("journals are replicated")
+
+    async def fragment_store_health(
+        self,
+        request: pb.FragmentStoreHealthRequest,  # noqa: ARG002
+    ) -> pb.FragmentStoreHealthResponse:
+        """Refused."""
+        raise self._refused("the health of stores is checked")
 
 
 def check_transport(transport: object) -> None:

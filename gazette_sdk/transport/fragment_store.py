@@ -1,8 +1,8 @@
 """Journals straight from a fragment store, without a broker. Read-only.
 
 A journal is what its fragments say: its content is the cover set over a listing of the store.
-Specifications live in Etcd, not in stores, so those that are listed here are made up: name,
-codec, store, and the content type which the caller says.
+Specifications live in Etcd, not in stores, so those that are listed here are made up: name, codec,
+store, and the content type which the caller says.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import time
 from collections import OrderedDict
 from collections.abc import (
     AsyncGenerator,
-    AsyncIterator,
     Iterable,
     Iterator,
     Sequence,
@@ -38,10 +37,10 @@ from gazette_sdk.protocol.durations import from_ns, to_seconds
 from gazette_sdk.protocol.fragments import content_path, parse_content_path
 from gazette_sdk.protocol.labels import matches_journal, rewrite_prefix
 from gazette_sdk.protocol.names import strip_meta, validate_journal
-from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.base import ReadOnlyTransport
 from gazette_sdk.transport.connect import REFRESH_INTERVAL_S
 from gazette_sdk.transport.journal_reader import ReadAhead
-from gazette_sdk.transport.wire import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
+from gazette_sdk.transport.wire import ANYWHERE, ReadItem, Target
 
 COVERS_MAX = 256
 """Journals whose listings are remembered."""
@@ -58,7 +57,7 @@ LISTED_REFRESH_NS = 300 * 10**9
 nothing is written."""
 
 
-class FragmentStoreTransport(Transport):
+class FragmentStoreTransport(ReadOnlyTransport):
     """Transport to journals of a fragment store, read without any broker.
 
     Listed journals are the directories that hold fragments. Fragments in directories which a
@@ -287,35 +286,6 @@ class FragmentStoreTransport(Transport):
                     content_path(fragment), to_seconds(request.signatureTTL)
                 )
         return response
-
-    # ------------------------------------------------------------ what it refuses
-
-    async def apply(self, request: pb.ApplyRequest) -> pb.ApplyResponse:  # noqa: ARG002
-        """Refused: journals are created by brokers."""
-        raise self._refused("journals are created and changed")
-
-    async def append(
-        self,
-        requests: AsyncIterator[AppendItem],  # noqa: ARG002
-        target: Target = ANYWHERE,  # noqa: ARG002
-    ) -> pb.AppendResponse:
-        """Refused: only brokers write."""
-        raise self._refused("journals are appended to")
-
-    def replicate(
-        self,
-        requests: AsyncIterator[ReplicateItem],  # noqa: ARG002
-        target: Target,  # noqa: ARG002
-    ) -> AsyncGenerator[pb.ReplicateResponse, None]:
-        """Refused: only brokers replicate."""
-        raise self._refused("journals are replicated")
-
-    async def fragment_store_health(
-        self,
-        request: pb.FragmentStoreHealthRequest,  # noqa: ARG002
-    ) -> pb.FragmentStoreHealthResponse:
-        """Refused: brokers check stores."""
-        raise self._refused("the health of stores is checked")
 
     async def aclose(self) -> None:
         """See :meth:`Transport.aclose`."""

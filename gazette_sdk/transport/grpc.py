@@ -1,17 +1,12 @@
 """Journals over gRPC: the wire that every Gazette broker speaks.
 
-Connections to brokers over gRPC: opened on first use, waited for, closed when unused.
-
-Appends of content at hand over a wire which only has streamed appends.
-
-Hops to the SDK's event loop and back, for calls over gRPC from other loops.
+Connections (:class:`Channels`) are opened on first use, waited for, and closed when unused. gRPC
+only has streamed appends: one of content at hand is a task (:class:`StreamedPipeline`).
 
 gRPC for asyncio has one poller per process, which several loops can share. But with grpcio 1.66,
 which we support, loops then log thousands of ``BlockingIOError`` (a loop is woken for events that
 another one has taken), and calls take longer; with 1.85 they do not. So calls from other loops hop
-to the SDK's loop and back.
-
-Journals over gRPC: the wire that every Gazette broker speaks.
+to the SDK's loop and back (:class:`SdkLoop`).
 """
 
 from __future__ import annotations
@@ -53,7 +48,6 @@ from gazette_sdk.transport.wire import (
     Answered,
     AppendItem,
     AppendPipeline,
-    Chunk,
     Destination,
     Health,
     Marks,
@@ -68,6 +62,7 @@ from gazette_sdk.transport.wire import (
     call_error,
     decode_read_response,
     encode_append_item,
+    end_task,
     where,
 )
 
@@ -558,19 +553,21 @@ class GrpcWire(Wire):
         """See :meth:`Wire.health`."""
         return self._channels.health(peer)
 
-    async def unary(self, to: Destination, request: Message) -> Any:
-        """See :meth:`Wire.unary`."""
+    async def call(self, to: Destination, request: Message) -> Any:
+        """See :meth:`Wire.call`."""
         return await self._loop.call(self._unary(to, request))
 
-    def list(self, to: Destination, request: pb.ListRequest) -> AsyncGenerator[pb.ListResponse]:
-        """See :meth:`Wire.list`."""
-        return self._loop.responses(self._list(to, request))
-
-    def read(
-        self, to: Destination, request: pb.ReadRequest
-    ) -> AsyncGenerator[pb.ReadResponse | Chunk | bytes]:
-        """See :meth:`Wire.read`."""
-        return self._loop.responses(self._read(to, request))
+    def stream(
+        self,
+        to: Destination,
+        opening: Message,
+        requests: AsyncIterator[ReplicateItem] | None = None,
+    ) -> AsyncGenerator[Any]:
+        """See :meth:`Wire.stream`."""
+        loop = self._loop
+        if requests is None:
+            return loop.responses(self._stream(to, opening))
+        return loop.responses(self._replicate(to, opening, loop.requests(requests)))
 
     async def append(
         self, append: PreparedAppend, requests: AsyncIterator[AppendItem]
@@ -586,16 +583,6 @@ class GrpcWire(Wire):
         """See :meth:`Wire.open_pipeline`."""
         return self.try_pipeline(to)
 
-    def replicate(
-        self,
-        to: Destination,
-        opening: pb.ReplicateRequest,
-        requests: AsyncIterator[ReplicateItem],
-    ) -> AsyncGenerator[pb.ReplicateResponse]:
-        """See :meth:`Wire.replicate`."""
-        loop = self._loop
-        return loop.responses(self._replicate(to, opening, loop.requests(requests)))
-
     async def aclose(self) -> None:
         """See :meth:`Wire.aclose`."""
         await self._loop.call(self._channels.aclose())
@@ -609,22 +596,12 @@ class GrpcWire(Wire):
             with self._errors_of(call, pending):
                 return await pending
 
-    async def _list(
-        self, to: Destination, request: pb.ListRequest
-    ) -> AsyncGenerator[pb.ListResponse, None]:
+    async def _stream(self, to: Destination, request: Message) -> AsyncGenerator[Any, None]:
         async with self._begin(to) as call:
-            stream = call.stubs.list(request, metadata=call.metadata)
-            try:
-                async for response in self._responses(call, stream):
-                    yield response
-            finally:
-                stream.cancel()
-
-    async def _read(
-        self, to: Destination, request: pb.ReadRequest
-    ) -> AsyncGenerator[pb.ReadResponse | Chunk | bytes, None]:
-        async with self._begin(to) as call:
-            stream = call.stubs.read(request, metadata=call.metadata + self._read_metadata)
+            is_read = isinstance(request, pb.ReadRequest)
+            stub = call.stubs.read if is_read else call.stubs.list
+            metadata = call.metadata + (self._read_metadata if is_read else ())
+            stream = stub(request, metadata=metadata)
             try:
                 async for item in self._responses(call, stream):
                     yield item
@@ -634,7 +611,7 @@ class GrpcWire(Wire):
     async def _replicate(
         self,
         to: Destination,
-        opening: pb.ReplicateRequest,
+        opening: Message,
         requests: AsyncIterator[ReplicateItem],
     ) -> AsyncGenerator[pb.ReplicateResponse, None]:
         async with self._begin(to) as call:
@@ -647,7 +624,7 @@ class GrpcWire(Wire):
                     yield response
             finally:
                 stream.cancel()
-                await _ended(sending)
+                await end_task(sending)
 
     @asynccontextmanager
     async def _begin(self, to: Destination) -> AsyncIterator[_Call]:
@@ -675,7 +652,7 @@ class GrpcWire(Wire):
                     response: pb.AppendResponse | None = await receiving
             finally:
                 stream.cancel()
-                await _ended(receiving)
+                await end_task(receiving)
         if response is None:
             raise CallError(f"Append at {to.where}: ended without a response", journal=to.journal)
         return response
@@ -794,14 +771,6 @@ async def _only_response(stream: Any, ended: _FirstStatus) -> Any:
 def _give_up_if_failed(sending: asyncio.Task[None], stream: Any) -> None:
     if not sending.cancelled() and sending.exception() is not None:
         stream.cancel()
-
-
-async def _ended(task: asyncio.Task[Any]) -> None:
-    """Cancel a task and wait for its end; what it raised was reported elsewhere."""
-    task.cancel()
-    await asyncio.wait([task])
-    if not task.cancelled():
-        task.exception()
 
 
 class _FirstStatus:

@@ -2,9 +2,9 @@
 
 What a coroutine opens works on its own loop. Plain programs never see a loop: the first call that
 needs one starts the SDK's background loop in a daemon thread, and plain code posts coroutines to
-it. A server process makes its loop the SDK's (:func:`adopt_running_loop`), so that it has one
-only, which is what gRPC for asyncio is good at. A forked child begins without a loop; transports
-of its parent are dead there and say so.
+it. A server process makes its loop the SDK's (:func:`adopt_running_loop`), so that it has one only,
+which is what gRPC for asyncio is good at. A forked child begins without a loop; transports of its
+parent are dead there and say so.
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ async def for_each(
     """Call a coroutine function with each item, and return the results in order.
 
     Raises:
-        ExceptionGroup: errors of calls. The first one cancels the other calls.
+        Exception: the first error of a call. The other calls are cancelled.
     """
     slots = asyncio.Semaphore(calls_max)
 
@@ -314,8 +314,11 @@ async def for_each(
         async with slots:
             return await call(item)
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(limited(item)) for item in items]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(limited(item)) for item in items]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
 
 

@@ -46,7 +46,6 @@ from gazette_sdk.transport.wire import (
     Target,
     Tls,
     Wire,
-    WireChoice,
     WireOptions,
     candidates,
     choose,
@@ -261,7 +260,7 @@ class Router:
     def __init__(
         self,
         address: str,
-        wire: WireChoice,
+        wire: Wire,
         routes: RouteCache,
         *,
         zone: str,
@@ -520,8 +519,8 @@ class BrokerRoute(AppendRoute):
         """See :class:`AppendRoute`."""
         to = self._router.prepare_append(request).to
         try:
-            wire = await self._router.wire.choose(to.peer)
-            self._pipeline = await wire.open_pipeline(to)
+            await self._router.wire.reach(to.peer)
+            self._pipeline = await self._router.wire.open_pipeline(to)
         except UnavailableError as error:
             raise self._router.unavailable(to, error) from error
         self._is_fresh = True
@@ -557,16 +556,15 @@ class BrokerRoute(AppendRoute):
         """See :class:`AppendRoute`."""
         router = self._router
         append = self._inline = router.prepare_append(self._plain)
-        sender = router.wire.inline
-        if sender is None or append.to.peer is SERVICE:
-            return None  # the wire cannot do that, or the primary is not known yet
-        return sender.append(append.to, append.encoded, content)
+        if append.to.peer is SERVICE:
+            return None  # the primary is not known yet
+        return router.wire.append_blocking(append.to, append.encoded, content)
 
     def prepare_inline(self) -> None:
         """See :class:`AppendRoute`."""
         to = self._router.prepare_append(self._plain).to
         if to.peer != SERVICE:
-            self._router.wire.prepare_inline(to)
+            self._router.wire.prepare_blocking(to)
 
     def accept(self, response: pb.AppendResponse) -> None:
         """See :class:`AppendRoute`."""
@@ -680,7 +678,7 @@ class RoutedTransport(Transport):
 
     @staticmethod
     @abc.abstractmethod
-    def _make_wire(options: WireOptions) -> WireChoice:
+    def _make_wire(options: WireOptions) -> Wire:
         """Make the wire. Opens no connection yet.
 
         Raises:
@@ -696,9 +694,9 @@ class RoutedTransport(Transport):
         """See :meth:`Transport.list`. Routes of a listing that ends are remembered."""
         rpc.validate(request)
         to = self.router.destination(_LIST, None, ANYWHERE, request)
-        async with self._wire_of(to, ANYWHERE, is_lasting=True) as (wire, to):
+        async with self._reached(to, ANYWHERE) as to:
             starts_snapshot = True
-            async with aclosing(wire.list(to, request)) as responses:
+            async with aclosing(self.wire.stream(to, request)) as responses:
                 async for response in responses:
                     if starts_snapshot:  # only its first message has status and header
                         rpc.validate(response)
@@ -722,9 +720,9 @@ class RoutedTransport(Transport):
         """See :meth:`Transport.read`."""
         rpc.validate(request)
         to = self.router.destination(_READ, request.journal, target, request)
-        async with self._wire_of(to, target, is_lasting=True) as (wire, to):
+        async with self._reached(to, target) as to:
             expected = -1
-            async with aclosing(wire.read(to, request)) as items:
+            async with aclosing(self.wire.stream(to, request)) as items:
                 async for item in items:
                     if isinstance(item, bytes):
                         expected += len(item)
@@ -752,8 +750,8 @@ class RoutedTransport(Transport):
         if not isinstance(opening, pb.AppendRequest):
             raise ValidationError("an append begins with the request that names its journal")
         append = self.router.prepare_append(opening, target)
-        async with self._wire_of(append.to, target) as (wire, to):
-            response = await wire.append(append._replace(to=to), requests)
+        async with self._reached(append.to, target) as to:
+            response = await self.wire.append(append._replace(to=to), requests)
         self.router.accept(append, response)
         return response
 
@@ -772,8 +770,8 @@ class RoutedTransport(Transport):
             raise ValidationError("a replication begins with a proposal")
         to = self.router.destination(_REPLICATE, opening.proposal.journal, target, opening)
         async with (
-            self._wire_of(to, target, is_lasting=True) as (wire, to),
-            aclosing(wire.replicate(to, opening, requests)) as responses,
+            self._reached(to, target) as to,
+            aclosing(self.wire.stream(to, opening, requests)) as responses,
         ):
             async for response in responses:
                 yield response
@@ -805,26 +803,24 @@ class RoutedTransport(Transport):
     async def _unary(self, call: Rpc, journal: str | None, target: Target, request: Message) -> Any:
         rpc.validate(request)
         to = self.router.destination(call, journal, target, request)
-        async with self._wire_of(to, target) as (wire, to):
-            response = await wire.unary(to, request)
+        async with self._reached(to, target) as to:
+            response = await self.wire.call(to, request)
         rpc.validate(response)
         self.router.newest.compare(response)
         return response
 
     @asynccontextmanager
-    async def _wire_of(
-        self, to: Destination, target: Target, *, is_lasting: bool = False
-    ) -> AsyncIterator[tuple[Wire, Destination]]:
-        """Choose the wire of a call; forget the route if the call ends as unavailable.
+    async def _reached(self, to: Destination, target: Target) -> AsyncIterator[Destination]:
+        """Reach the broker of a call; forget the route if the call ends as unavailable.
 
         Yields:
-            the wire, and where the call goes: to a further address of the service if the first one
-            is not reached.
+            the broker: at a further address of the service if the first one is not reached.
         """
-        reached: Wire | None = None
-        while reached is None:
+        is_reached = False
+        while not is_reached:
             try:
-                reached = await self.wire.choose(to.peer, is_lasting=is_lasting)
+                await self.wire.reach(to.peer)
+                is_reached = True
             except UnavailableError as error:
                 failure = self.router.unavailable(to, error, target)
                 again = self.router.elsewhere(to)
@@ -832,6 +828,6 @@ class RoutedTransport(Transport):
                     raise failure from error
                 to = again
         try:
-            yield reached, to
+            yield to
         except UnavailableError as error:
             raise self.router.unavailable(to, error, target) from error

@@ -3,13 +3,13 @@
 A wire carries calls to brokers that were chosen already; it has no routes. `grpc` is the wire that
 every Gazette broker speaks, `stream` the fast one of this package.
 
-A wire takes an append in one of three ways:
+A :class:`Wire` takes an append in one of three ways:
 
-- :meth:`WireChoice.try_pipeline` and :meth:`Wire.open_pipeline`: appends whose content is at hand,
+- :meth:`Wire.try_pipeline` and :meth:`Wire.open_pipeline`: appends whose content is at hand,
   several in flight, answered in order;
 - :meth:`Wire.append`: content that is sent as it comes;
-- :class:`InlineSender`: a small append from plain code, without an event loop. Not every wire has
-  one.
+- :attr:`Wire.append_blocking`: a small append from plain code, without an event loop. Not every
+  wire can do that.
 
 The broker of a call is a pure choice (:func:`choose`) over routes and the health of connections.
 The preference order is that of client section 7. Zone outranks health on purpose: with every member
@@ -24,6 +24,7 @@ and the message object. Whatever is not exactly of that shape takes the general 
 from __future__ import annotations
 
 import abc
+import asyncio
 import enum
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
@@ -230,6 +231,14 @@ async def as_requests(items: AsyncIterator[ReplicateItem]) -> AsyncIterator[pb.R
         else:
             yield item
             delta = 0 if item.HasField("proposal") else delta + len(item.content)
+
+
+async def end_task(task: asyncio.Task[Any]) -> None:
+    """Cancel a task of a call, and wait for its end. Its error was raised elsewhere."""
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()
 
 
 Chunk: TypeAlias = tuple[int, bytes]
@@ -550,108 +559,76 @@ class BlockingCall(abc.ABC):
         """End the append now, if it has not ended. It may commit nevertheless."""
 
 
-class InlineSender(abc.ABC):
-    """Sender of small appends of plain code, on the caller's own thread."""
-
-    @abc.abstractmethod
-    def append(self, to: Destination, opening: bytes, content: bytes) -> BlockingCall | None:
-        """Send a whole append, without waiting. If this raises, nothing of it was sent.
-
-        Args:
-            to: the broker; not the service address.
-            opening: the encoded request that names the journal.
-            content: not empty, and of one frame.
-
-        Returns:
-            The append; ``None`` if no blocking connection is idle: :meth:`prepare` opens one.
-
-        Raises:
-            CallError: the append is too long for the broker.
-            ClosedError: the transport is closed.
-        """
-
-    @abc.abstractmethod
-    def prepare(self, to: Destination) -> None:
-        """Open a blocking connection, unless there are enough. Blocks for a bounded time.
-
-        Raises:
-            UnavailableError: the broker cannot be reached that way, or could not be reached lately.
-            ConfigurationError: a certificate cannot be used.
-            ClosedError: the transport is closed.
-        """
+AppendBlocking: TypeAlias = Callable[[Destination, bytes, bytes], BlockingCall | None]
+"""Sends an append. Its arguments are the broker (not the service address), the encoded request that
+names the journal, and content of one frame, which is not empty. It returns None if no connection is
+idle. If it raises, nothing was sent; ``CallError`` is raised for an append that is too long."""
 
 
-class WireChoice(abc.ABC):
-    """Wires of one transport, and the choice of one for each broker.
+def _no_connection(to: Destination, opening: bytes, content: bytes) -> BlockingCall | None:  # noqa: ARG001
+    return None
+
+
+def _nothing_to_prepare(to: Destination) -> None:
+    pass
+
+
+class Wire(abc.ABC):
+    """Carrier of calls to brokers that were chosen already.
+
+    Requests are valid when they come here. Calls that end without a response raise a
+    :class:`~gazette_sdk.errors.CallError`; where a broker cannot be reached, that is an
+    :class:`~gazette_sdk.errors.UnavailableError`. After :meth:`aclose` they raise
+    :class:`~gazette_sdk.errors.ClosedError`, and where a certificate cannot be used
+    :class:`~gazette_sdk.errors.ConfigurationError`.
 
     Attributes:
-        inline: sends appends of plain code, where a wire can do that.
+        append_blocking: sends a whole small append of plain code on the caller's thread, without
+            waiting: see :data:`AppendBlocking`. Most wires have no connections for that.
+        prepare_blocking: opens a connection for it, unless there are enough. It blocks for a
+            bounded time, and raises ``UnavailableError`` if the broker cannot be reached that way,
+            or could not be reached lately.
     """
 
-    inline: InlineSender | None = None
+    append_blocking: AppendBlocking = staticmethod(_no_connection)
+    prepare_blocking: Callable[[Destination], None] = staticmethod(_nothing_to_prepare)
 
     @abc.abstractmethod
     def health(self, peer: Peer) -> Health:
         """Return the state of the connections to a peer; one that was never dialled is idle."""
 
-    @abc.abstractmethod
-    async def choose(self, peer: Peer, *, is_lasting: bool = False) -> Wire:
-        """Return the wire for a call to a broker.
-
-        Args:
-            peer: the broker.
-            is_lasting: True for a read, a watch or a replication, which keep a connection busy.
+    async def reach(self, peer: Peer) -> None:  # noqa: B027 - most dial with the call
+        """Dial a broker before a call, where only a dial shows how to call it.
 
         Raises:
             UnavailableError: the broker cannot be reached.
-            ClosedError: the transport is closed.
-            ConfigurationError: a certificate cannot be used.
         """
-
-    @abc.abstractmethod
-    def try_pipeline(self, to: Destination) -> AppendPipeline | None:
-        """Return a pipeline on a connection at hand, without waiting; None if there is none."""
 
     def unavailable(self, peer: Peer) -> None:  # noqa: B027 - most have nothing to forget
         """Note that a call to a broker ended as unavailable."""
 
-    def prepare_inline(self, to: Destination) -> None:
-        """Open a connection for inline appends, if the broker's wire has any.
-
-        Raises what :meth:`InlineSender.prepare` does.
-        """
-        if self.inline is not None:
-            self.inline.prepare(to)
-
     @abc.abstractmethod
-    async def aclose(self) -> None:
-        """Close all connections. Calls under way are cancelled."""
-
-
-class Wire(WireChoice):
-    """Carrier of calls to brokers that were chosen already.
-
-    Requests are valid when they come here. Calls that end without a response raise a
-    :class:`~gazette_sdk.errors.CallError`.
-    """
-
-    async def choose(self, peer: Peer, *, is_lasting: bool = False) -> Wire:  # noqa: ARG002
-        """See :meth:`WireChoice.choose`: there is only this one."""
-        return self
-
-    @abc.abstractmethod
-    async def unary(self, to: Destination, request: Message) -> Any:
+    async def call(self, to: Destination, request: Message) -> Any:
         """Make a call of one request and one response."""
 
     @abc.abstractmethod
-    def list(self, to: Destination, request: pb.ListRequest) -> AsyncGenerator[pb.ListResponse]:
-        """Yield the messages of a listing or watch."""
+    def stream(
+        self,
+        to: Destination,
+        opening: Message,
+        requests: AsyncIterator[ReplicateItem] | None = None,
+    ) -> AsyncGenerator[Any]:
+        """Make a call of many responses, which keeps a connection busy while it lasts.
 
-    @abc.abstractmethod
-    def read(
-        self, to: Destination, request: pb.ReadRequest
-    ) -> AsyncGenerator[pb.ReadResponse | Chunk | bytes]:
-        """Yield messages, content with its offset, and content that continues the item before."""
+        Args:
+            to: the broker, and which call: a listing, a read or a replication.
+            opening: its first request.
+            requests: further items of a replication; None of other calls.
+
+        Yields:
+            The responses. Of a read also content with its offset (:data:`Chunk`), and content that
+            continues the item before (bytes).
+        """
 
     @abc.abstractmethod
     async def append(
@@ -665,14 +642,13 @@ class Wire(WireChoice):
         """
 
     @abc.abstractmethod
-    async def open_pipeline(self, to: Destination) -> AppendPipeline:
-        """Return a pipeline; dials where need be. Raises what :meth:`WireChoice.choose` does."""
+    def try_pipeline(self, to: Destination) -> AppendPipeline | None:
+        """Return a pipeline on a connection at hand, without waiting; None if there is none."""
 
     @abc.abstractmethod
-    def replicate(
-        self,
-        to: Destination,
-        opening: pb.ReplicateRequest,
-        requests: AsyncIterator[ReplicateItem],
-    ) -> AsyncGenerator[pb.ReplicateResponse]:
-        """Make a replication; ``requests`` are those after the opening one."""
+    async def open_pipeline(self, to: Destination) -> AppendPipeline:
+        """Return a pipeline; dials where need be."""
+
+    @abc.abstractmethod
+    async def aclose(self) -> None:
+        """Close all connections. Calls under way are cancelled."""

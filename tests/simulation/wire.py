@@ -37,7 +37,6 @@ from gazette_sdk.transport.wire import (
     PreparedAppend,
     ReplicateItem,
     Wire,
-    WireChoice,
     WireOptions,
     as_requests,
     call_error,
@@ -86,7 +85,7 @@ def transport(
 
     class SimulatedTransport(RoutedTransport):
         @staticmethod
-        def _make_wire(options: WireOptions) -> WireChoice:
+        def _make_wire(options: WireOptions) -> Wire:
             return SimulatedWire(network, host, rng, services, options.connect_timeout_s)
 
     return SimulatedTransport(endpoint_of(host), zone=zone, cache_size=cache_size)
@@ -117,12 +116,10 @@ class SimulatedWire(Wire):
         """See :meth:`Wire.health`."""
         return Health.READY if self._host_of(peer) in self._connected else Health.IDLE
 
-    async def choose(self, peer: Peer, *, is_lasting: bool = False) -> Wire:
-        """See :meth:`Wire.choose`. Dials, unless there is a connection."""
-        del is_lasting
+    async def reach(self, peer: Peer) -> None:
+        """See :meth:`Wire.reach`. Dials, unless there is a connection."""
         if peer != SERVICE and self._host_of(peer) not in self._connected:
             (await self._dial(self._host_of(peer))).over()
-        return self
 
     async def _dial(self, host: str) -> Connection:
         try:
@@ -152,8 +149,8 @@ class SimulatedWire(Wire):
     def _host_of(self, peer: Peer) -> str:
         return urlsplit(peer.endpoint).hostname or ""
 
-    async def unary(self, to: Destination, request: Message) -> Any:
-        """See :meth:`Wire.unary`."""
+    async def call(self, to: Destination, request: Message) -> Any:
+        """See :meth:`Wire.call`."""
         call = await self._open(to, to.rpc.name, request.SerializeToString())
         try:
             payload = await call.receive()
@@ -162,27 +159,24 @@ class SimulatedWire(Wire):
         finally:
             call.give_up()
 
-    async def list(
-        self, to: Destination, request: pb.ListRequest
-    ) -> AsyncGenerator[pb.ListResponse, None]:
-        """See :meth:`Wire.list`."""
-        call = await self._open(to, "List", request.SerializeToString())
+    async def stream(
+        self,
+        to: Destination,
+        opening: Message,
+        requests: AsyncIterator[ReplicateItem] | None = None,
+    ) -> AsyncGenerator[Any, None]:
+        """See :meth:`Wire.stream`."""
+        call = await self._open(to, to.rpc.name, opening.SerializeToString())
+        sending = None if requests is None else asyncio.create_task(_send(call, requests))
         try:
             while (payload := await call.receive()) is not None:
-                yield pb.ListResponse.FromString(payload)
+                is_chunk = isinstance(payload, Chunk)
+                yield payload if is_chunk else to.rpc.response_type.FromString(payload)
         finally:
             call.give_up()
-
-    async def read(
-        self, to: Destination, request: pb.ReadRequest
-    ) -> AsyncGenerator[pb.ReadResponse | Any | bytes, None]:
-        """See :meth:`Wire.read`."""
-        call = await self._open(to, "Read", request.SerializeToString())
-        try:
-            while (payload := await call.receive()) is not None:
-                yield payload if isinstance(payload, Chunk) else pb.ReadResponse.FromString(payload)
-        finally:
-            call.give_up()
+            if sending is not None:
+                sending.cancel()
+                await asyncio.wait([sending])
 
     async def append(
         self, append: PreparedAppend, requests: AsyncIterator[AppendItem]
@@ -221,31 +215,14 @@ class SimulatedWire(Wire):
         """See :meth:`Wire.open_pipeline`."""
         return StreamedPipeline(to.peer, self.append)
 
-    async def replicate(
-        self,
-        to: Destination,
-        opening: pb.ReplicateRequest,
-        requests: AsyncIterator[ReplicateItem],
-    ) -> AsyncGenerator[pb.ReplicateResponse, None]:
-        """See :meth:`Wire.replicate`."""
-        call = await self._open(to, "Replicate", opening.SerializeToString())
-
-        async def send() -> None:
-            async for request in as_requests(requests):
-                call.send(request.SerializeToString())
-            call.send(None)
-
-        sending = asyncio.create_task(send())
-        try:
-            while (payload := await call.receive()) is not None:
-                yield pb.ReplicateResponse.FromString(payload)
-        finally:
-            call.give_up()
-            sending.cancel()
-            await asyncio.wait([sending])
-
     async def aclose(self) -> None:
         """See :meth:`Wire.aclose`. Calls are ended by those who made them."""
+
+
+async def _send(call: _ClientCall, requests: AsyncIterator[ReplicateItem]) -> None:
+    async for request in as_requests(requests):
+        call.send(request.SerializeToString())
+    call.send(None)
 
 
 class _ClientCall:

@@ -186,7 +186,7 @@ class ShardClient(AsyncClosable):
         place, token = where(peer, self._address), self.authorization(wanted, peer)
         to = Destination(rpc, None, peer, place, token, metadata)
         try:
-            return await self._wire.unary(to, request)
+            return await self._wire.call(to, request)
         except UnavailableError as error:
             if peer != SERVICE:
                 raise

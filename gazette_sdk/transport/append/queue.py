@@ -1,10 +1,9 @@
 """Queue of the appends of one journal: what may be sent, and what follows from an answer. Pure.
 
 Appends are sent in the order in which they were queued, several of them in flight. The first
-failure closes the window: when all in flight have ended, sending starts again from the append
-that failed, or all fail. A transport writes an append only if the one before it was written, so
-each of the two series is in order; content may appear twice, as with every append whose answer
-was lost.
+failure closes the window: when all in flight have ended, sending starts again from the append that
+failed, or all fail. A transport writes an append only if the one before it was written, so each of
+the two series is in order; content may appear twice, as with every append whose answer was lost.
 
 =========  ============================  =============================  =========
 state      event                         effect                         next
@@ -20,9 +19,8 @@ any        CLOSED                        FAIL                           FAILED
 
 Every other pair is a bug of the caller.
 
-Pause before a further append of a journal that is being streamed to. Pure.
-
-Appends that are not acknowledged yet, and waiting for them.
+A :class:`PendingAppend` is the future of an append, for which threads and coroutines wait.
+:class:`Linger` is the pause before a further append of a journal that is being streamed to.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ from gazette_sdk.transport.stream.connection import (
     no_response,
     too_long,
 )
-from gazette_sdk.transport.wire import BlockingCall, Destination, InlineSender, Tls
+from gazette_sdk.transport.wire import BlockingCall, Destination, Tls
 
 if TYPE_CHECKING:
     from gazette_sdk.transport.stream.connection import Connection
@@ -685,7 +685,7 @@ IDLE_MAX_S = 30.0
 """A connection that was idle for so long is closed when the next one becomes idle."""
 
 
-class BlockingClient(InlineSender):
+class BlockingClient:
     """Connections for plain code, to all servers. Safe to use from any thread.
 
     A forked child begins with none: its parent's are untouched.
@@ -709,7 +709,7 @@ class BlockingClient(InlineSender):
         _clients.add(self)
 
     def append(self, to: Destination, opening: bytes, content: bytes) -> StreamBlockingCall | None:
-        """See :meth:`InlineSender.append`."""
+        """See :attr:`~gazette_sdk.transport.wire.Wire.append_blocking`."""
         connection = self._take(to)
         if connection is None:
             return None
@@ -728,7 +728,7 @@ class BlockingClient(InlineSender):
         return call
 
     def prepare(self, to: Destination) -> None:
-        """See :meth:`InlineSender.prepare`."""
+        """See :attr:`~gazette_sdk.transport.wire.Wire.prepare_blocking`."""
         endpoint = to.peer.endpoint
         with self._lock:
             if self.is_closed:

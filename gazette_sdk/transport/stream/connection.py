@@ -7,9 +7,7 @@ per connection, call or message.
 Back-pressure: reading stops while a call holds too many items that its caller has not taken. A
 caller that sends much awaits :meth:`Connection.drained` between items.
 
-Parts of a call that the asyncio and the blocking connection share: its head, and its end.
-
-One call on a connection of the stream transport, as its caller uses it.
+A :class:`Head`, and a :class:`Call`, are also used by the blocking connection.
 """
 
 from __future__ import annotations

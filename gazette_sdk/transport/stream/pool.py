@@ -3,10 +3,10 @@
 A connection carries calls one after the other, and answers in their order. A call that may last (a
 read, a watch, an append whose content is still to come) gets a connection of its own. A short one
 goes to an idle connection, else to a further one. Once there are :data:`SHARED_MAX`, short calls
-queue after each other, though not after one that is not answered (:data:`SLOW_S`). What is idle
-for a while is closed.
+queue after each other, though not after one that is not answered (:data:`SLOW_S`). What is idle for
+a while is closed.
 
-Pools of connections of one transport: one for each event loop that uses it.
+A transport has :class:`Pools`: one for each event loop that uses it.
 """
 
 from __future__ import annotations

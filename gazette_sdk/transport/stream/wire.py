@@ -19,8 +19,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -61,8 +60,8 @@ from gazette_sdk.transport.wire import (
     PreparedAppend,
     ReplicateItem,
     Wire,
-    WireChoice,
     WireOptions,
+    end_task,
 )
 
 PIPELINES_MAX = 16
@@ -244,14 +243,12 @@ class StreamWire(Wire):
         hello_timeout_s: time within which a connected server must say HELLO.
 
     Attributes:
-        inline: connections for plain code.
+        blocking: connections for plain code.
         pools: connections of each event loop.
 
     Raises:
         ValidationError: the address is not an endpoint URL.
     """
-
-    inline: BlockingClient
 
     def __init__(self, options: WireOptions, hello_timeout_s: float) -> None:
         if not options.address.startswith("unix:///"):
@@ -259,7 +256,9 @@ class StreamWire(Wire):
         self._max_receive_bytes = options.max_receive_bytes
         self._call_timeout_s = call_timeout_s = options.call_timeout_s
         tls = TlsContext(options.tls)
-        self.inline = BlockingClient(tls, call_timeout_s=call_timeout_s)
+        self.blocking = BlockingClient(tls, call_timeout_s=call_timeout_s)
+        self.append_blocking = self.blocking.append
+        self.prepare_blocking = self.blocking.prepare
         self.pools = Pools(partial(Pool, options, tls, hello_timeout_s))
         self._short_head = Head(timeout_s=call_timeout_s)
         self._next_append_head = Head(timeout_s=call_timeout_s, after_success=True)
@@ -273,13 +272,13 @@ class StreamWire(Wire):
 
     async def aclose(self) -> None:
         """See :meth:`Wire.aclose`."""
-        self.inline.close()
+        self.blocking.close()
         await self.pools.aclose()
 
     # ------------------------------------------------------------------ calls
 
-    async def unary(self, to: Destination, request: Message) -> Any:
-        """See :meth:`Wire.unary`."""
+    async def call(self, to: Destination, request: Message) -> Any:
+        """See :meth:`Wire.call`."""
         connection = await self._connection(to, exclusive=False)
         call = self._begin(connection, to, request.SerializeToString(), self._short_head)
         self.bound(call)
@@ -289,36 +288,35 @@ class StreamWire(Wire):
             call.give_up()  # if the caller is cancelled
         return self.only_response(to, call)
 
-    async def list(
-        self, to: Destination, request: pb.ListRequest
-    ) -> AsyncGenerator[pb.ListResponse, None]:
-        """See :meth:`Wire.list`."""
+    async def stream(
+        self,
+        to: Destination,
+        opening: Message,
+        requests: AsyncIterator[ReplicateItem] | None = None,
+    ) -> AsyncGenerator[Any, None]:
+        """See :meth:`Wire.stream`."""
+        is_read = isinstance(opening, pb.ReadRequest)
         connection = await self._connection(to, exclusive=True)
-        call = self._begin(connection, to, request.SerializeToString(), self._long_head)
+        head = self._read_head if is_read else self._long_head
+        call = self._begin(connection, to, opening.SerializeToString(), head)
+        kind = to.rpc.response_type
+        sending = None if requests is None else asyncio.create_task(_send_items(call, requests))
         try:
-            while await call.more():
-                while (item := call.take()) is not None:
-                    yield self._decoded(to, pb.ListResponse, item.payload)
-            call.raise_failure(to)
-        finally:
-            call.give_up()
-
-    async def read(
-        self, to: Destination, request: pb.ReadRequest
-    ) -> AsyncGenerator[pb.ReadResponse | bytes, None]:
-        """See :meth:`Wire.read`."""
-        connection = await self._connection(to, exclusive=True)
-        call = self._begin(connection, to, request.SerializeToString(), self._read_head)
-        try:
+            if sending is not None:
+                sending.add_done_callback(partial(_fail, call))
             while await call.more():
                 while (item := call.take()) is not None:
                     if item.kind == _CONTENT:
                         yield item.payload
                     else:
-                        yield self._decoded(to, pb.ReadResponse, item.payload)
+                        yield self._decoded(to, kind, item.payload)
+            if sending is not None and call.ended is EndReason.FAILED:
+                await sending
             call.raise_failure(to)
         finally:
             call.give_up()
+            if sending is not None:
+                await end_task(sending)
 
     async def append(
         self, append: PreparedAppend, requests: AsyncIterator[AppendItem]
@@ -328,8 +326,9 @@ class StreamWire(Wire):
         connection = await self._connection(to, exclusive=True)
         call = self._begin(connection, to, append.encoded, self._short_head)
         self.bound(call)
-        async with _sending(call, _send_append(call, requests)) as sending:
-            sending.add_done_callback(partial(_roll_back, call))
+        sending = asyncio.create_task(_send_append(call, requests))
+        sending.add_done_callback(partial(_roll_back, call))
+        try:
             await call.end()
             if sending.done() and not sending.cancelled() and not sending.result():
                 if call.status is None or CODE_NAMES[call.status.code] not in {"OK", "CANCELLED"}:
@@ -339,6 +338,9 @@ class StreamWire(Wire):
                 )
             response: pb.AppendResponse = self.only_response(to, call)
             return response
+        finally:
+            call.give_up()
+            await end_task(sending)
 
     def try_pipeline(self, to: Destination) -> StreamPipeline | None:
         """See :meth:`Wire.try_pipeline`."""
@@ -358,24 +360,6 @@ class StreamWire(Wire):
         finally:
             pool.pipelines -= exclusive
         return StreamPipeline(self, to.peer, pool, connection)
-
-    async def replicate(
-        self,
-        to: Destination,
-        opening: pb.ReplicateRequest,
-        requests: AsyncIterator[ReplicateItem],
-    ) -> AsyncGenerator[pb.ReplicateResponse, None]:
-        """See :meth:`Wire.replicate`."""
-        connection = await self._connection(to, exclusive=True)
-        call = self._begin(connection, to, opening.SerializeToString(), self._long_head)
-        async with _sending(call, _send_replicate(call, requests)) as sending:
-            sending.add_done_callback(partial(_fail, call))
-            while await call.more():
-                while (item := call.take()) is not None:
-                    yield self._decoded(to, pb.ReplicateResponse, item.payload)
-            if call.ended is EndReason.FAILED:
-                await sending
-            call.raise_failure(to)
 
     # -------------------------------------------------------- for its pipelines
 
@@ -433,22 +417,6 @@ class StreamWire(Wire):
             raise malformed(to, error) from error
 
 
-@asynccontextmanager
-async def _sending(
-    call: OpenCall, send: Coroutine[Any, Any, bool]
-) -> AsyncIterator[asyncio.Task[bool]]:
-    """Run a task which sends the requests of a call; its end is the end of both."""
-    sending = asyncio.create_task(send)
-    try:
-        yield sending
-    finally:
-        call.give_up()
-        sending.cancel()
-        await asyncio.wait([sending])
-        if not sending.cancelled():
-            sending.exception()  # it was raised, or the call ended before
-
-
 async def _send_append(call: OpenCall, requests: AsyncIterator[AppendItem]) -> bool:
     """Send the requests of an append. Return True if it needs no rollback.
 
@@ -482,21 +450,20 @@ def _roll_back(call: OpenCall, sending: asyncio.Task[bool]) -> None:
         call.expire_after(ROLLBACK_TIMEOUT_S)
 
 
-async def _send_replicate(call: OpenCall, items: AsyncIterator[ReplicateItem]) -> bool:
+async def _send_items(call: OpenCall, items: AsyncIterator[ReplicateItem]) -> None:
     """Send the items of a replication."""
     async for item in items:
         if call.over:
-            return True
+            return
         if isinstance(item, bytes):
             call.send_content(item)
         else:
             call.send_message(item.SerializeToString())
         await call.drained()
     call.send_end()
-    return True
 
 
-def _fail(call: OpenCall, sending: asyncio.Task[bool]) -> None:
+def _fail(call: OpenCall, sending: asyncio.Task[None]) -> None:
     """End a replication whose requests failed."""
     if not sending.cancelled() and sending.exception() is not None:
         call.give_up()
@@ -577,8 +544,8 @@ class RememberedWires:
         return True
 
 
-class ChosenWire(WireChoice):
-    """Choice of the wire that each broker speaks.
+class ChosenWire(Wire):
+    """The wire that each broker speaks.
 
     Args:
         address: endpoint URL of the service address.
@@ -586,14 +553,15 @@ class ChosenWire(WireChoice):
         make_grpc: makes the other wire, when it is first needed.
 
     Attributes:
-        stream: the same.
+        over_stream: calls over the stream transport.
         grpc: the other wire, once there is one.
         remembered: endpoints which speak gRPC only.
     """
 
     def __init__(self, address: str, stream: StreamWire, make_grpc: Callable[[], Wire]) -> None:
-        self.stream = stream
-        self.inline = stream.inline
+        self.over_stream = stream
+        self.append_blocking = stream.append_blocking
+        self.prepare_blocking = self._prepare_blocking
         self.grpc: Wire | None = None
         self.remembered = RememberedWires()
         self._address = address
@@ -604,83 +572,106 @@ class ChosenWire(WireChoice):
         ] = {}
 
     def health(self, peer: Peer) -> Health:
-        """See :meth:`WireChoice.health`."""
-        wire = self._known(peer) or self.stream
-        return wire.health(peer)
+        """See :meth:`Wire.health`."""
+        return self._of(peer).health(peer)
 
-    async def choose(self, peer: Peer, *, is_lasting: bool = False) -> Wire:
-        """See :meth:`WireChoice.choose`. Finds out what the broker speaks, if it is not known."""
-        wire = self._known(peer)
-        while wire is None:
+    async def reach(self, peer: Peer) -> None:
+        """See :meth:`Wire.reach`. Finds out which wire the broker speaks, if it is not known."""
+        while self._known(peer) is None:
             key = asyncio.get_running_loop(), peer
             attempt = self._attempts.get(key)
             if attempt is None:
-                wire = await self._try(key)
-                break
+                await self._try(key)
+                return
             failure = await asyncio.shield(attempt)
             if failure is not None:
                 raise UnavailableError(str(failure))
-            wire = self._known(peer)
-        if is_lasting and wire is self.stream and self._is_crowded():
-            return self._with_grpc()
-        return wire
+
+    def unavailable(self, peer: Peer) -> None:
+        """See :meth:`Wire.unavailable`: the broker that comes back may speak either."""
+        self.remembered.forget(self._endpoint(peer))
+
+    async def call(self, to: Destination, request: Message) -> Any:
+        """See :meth:`Wire.call`."""
+        return await self._of(to.peer).call(to, request)
+
+    def stream(
+        self,
+        to: Destination,
+        opening: Message,
+        requests: AsyncIterator[ReplicateItem] | None = None,
+    ) -> AsyncGenerator[Any]:
+        """See :meth:`Wire.stream`."""
+        wire = self._of(to.peer)
+        if wire is self.over_stream and self._is_crowded():
+            wire = self._with_grpc()
+        return wire.stream(to, opening, requests)
+
+    async def append(
+        self, append: PreparedAppend, requests: AsyncIterator[AppendItem]
+    ) -> pb.AppendResponse:
+        """See :meth:`Wire.append`."""
+        return await self._of(append.to.peer).append(append, requests)
 
     def try_pipeline(self, to: Destination) -> AppendPipeline | None:
-        """See :meth:`WireChoice.try_pipeline`."""
-        pipeline = self.stream.try_pipeline(to)
+        """See :meth:`Wire.try_pipeline`."""
+        pipeline = self.over_stream.try_pipeline(to)
         if pipeline is None:
             wire = self._known(to.peer)
-            if wire is not None and wire is not self.stream:
+            if wire is not None and wire is not self.over_stream:
                 return wire.try_pipeline(to)
         return pipeline
 
-    def unavailable(self, peer: Peer) -> None:
-        """See :meth:`WireChoice.unavailable`: the broker that comes back may speak either."""
-        self.remembered.forget(self._endpoint(peer))
-
-    def prepare_inline(self, to: Destination) -> None:
-        """See :meth:`WireChoice.prepare_inline`. A broker that speaks gRPC only is not dialled."""
-        if self._endpoint(to.peer) not in self.remembered:
-            super().prepare_inline(to)
+    async def open_pipeline(self, to: Destination) -> AppendPipeline:
+        """See :meth:`Wire.open_pipeline`."""
+        return await self._of(to.peer).open_pipeline(to)
 
     async def aclose(self) -> None:
-        """See :meth:`WireChoice.aclose`."""
+        """See :meth:`Wire.aclose`."""
         self._closed = True
-        await self.stream.aclose()
+        await self.over_stream.aclose()
         if self.grpc is not None:
             await self.grpc.aclose()
 
     # -------------------------------------------------------------------- parts
 
+    def _prepare_blocking(self, to: Destination) -> None:
+        """Open a connection for plain code. A broker that speaks gRPC only is not dialled."""
+        if self._endpoint(to.peer) not in self.remembered:
+            self.over_stream.prepare_blocking(to)
+
+    def _of(self, peer: Peer) -> Wire:
+        """Return the wire of a broker; the stream transport's if it is not known."""
+        return self._known(peer) or self.over_stream
+
     def _known(self, peer: Peer) -> Wire | None:
         """Return the wire of a broker, if it is known."""
-        if self.stream.health(peer) is Health.READY:
-            return self.stream
+        if self.over_stream.health(peer) is Health.READY:
+            return self.over_stream
         grpc = self.grpc
         if grpc is not None and self.remembered.only_grpc(self._endpoint(peer), grpc.health(peer)):
             return grpc
         return None
 
-    async def _try(self, key: tuple[asyncio.AbstractEventLoop, Peer]) -> Wire:
+    async def _try(self, key: tuple[asyncio.AbstractEventLoop, Peer]) -> None:
         """Find out which wire a broker speaks. Other calls on this loop wait for the result."""
         loop, peer = key
         attempt = self._attempts[key] = loop.create_future()
         failure: UnavailableError | None = None
         try:
-            await self.stream.pools.here().reach(peer)
+            await self.over_stream.pools.here().reach(peer)
         except NotStreamError:
             self.remembered.remember(self._endpoint(peer))
-            return self._with_grpc()
+            self._with_grpc()
         except UnavailableError as error:
             failure = error
             raise
         finally:
             del self._attempts[key]
             attempt.set_result(failure)
-        return self.stream
 
     def _is_crowded(self) -> bool:
-        return self.stream.pools.here().exclusive_count >= LASTING_MAX
+        return self.over_stream.pools.here().exclusive_count >= LASTING_MAX
 
     def _with_grpc(self) -> Wire:
         if self.grpc is None:

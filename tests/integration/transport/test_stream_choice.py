@@ -267,7 +267,7 @@ async def test_an_upgrade_is_noticed_when_the_memory_ends(monkeypatch):
         await apply(transport)
         await apply(transport)
         assert front.prefaces == 2
-        assert len(transport.wire.stream.pools) == 1
+        assert len(transport.wire.over_stream.pools) == 1
 
 
 @in_loop
@@ -285,7 +285,7 @@ async def test_an_upgrade_is_noticed_when_the_connection_fails():
         await until(lambda: grpc.health(SERVICE).name != "READY")
         await apply(transport)
         assert front.prefaces == 2
-        assert len(transport.wire.stream.pools) == 1
+        assert len(transport.wire.over_stream.pools) == 1
 
 
 @in_loop
@@ -298,7 +298,7 @@ async def test_a_downgrade_is_met_by_the_next_call():
         await apply(transport)
         front.meet = closes
         await front.break_connections()
-        await until(lambda: len(transport.wire.stream.pools) == 0)
+        await until(lambda: len(transport.wire.over_stream.pools) == 0)
         assert await apply(transport) == APPLIED
         assert front.grpc_connections == 1
 
@@ -319,7 +319,7 @@ async def test_a_broker_that_falls_silent_is_unavailable_and_gets_no_grpc():
         assert await read()
         front.meet = swallows
         await front.break_connections()
-        await until(lambda: len(transport.wire.stream.pools) == 0)
+        await until(lambda: len(transport.wire.over_stream.pools) == 0)
         with pytest.raises(UnavailableError, match="did not say HELLO within 1 s"):
             await read()
         assert front.grpc_connections == 0
@@ -361,7 +361,7 @@ async def test_each_loop_learns_which_wire_a_broker_speaks():
         wire = transport.wire
         assert wire.remembered.only_grpc(broker.address, wire.grpc.health(SERVICE))
         assert await transport.apply(pb.ApplyRequest()) == APPLIED
-        await until(lambda: len(wire.stream.pools) == 0)
+        await until(lambda: len(wire.over_stream.pools) == 0)
 
 
 @pytest.mark.parametrize(
@@ -392,5 +392,5 @@ def test_a_reader_of_many_journals_needs_no_connection_for_each(gazette_cluster,
     with Reader(dict, "topic=many", transport=transport, block=True) as reader:
         found = [envelope.message["n"] for envelope in islice(reader, 300)]
         assert sorted(found) == list(range(300))
-        assert len(transport.wire.stream.pools) <= 12 // 2, "the others share one of gRPC's"
+        assert len(transport.wire.over_stream.pools) <= 12 // 2, "the others share one of gRPC's"
     run(transport.aclose())

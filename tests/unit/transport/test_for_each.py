@@ -39,7 +39,6 @@ def test_the_first_error_cancels_the_others():
             cancelled.append(number)
             raise
 
-    with pytest.raises(ExceptionGroup) as failure:
+    with pytest.raises(ValueError, match="one"):
         asyncio.run(for_each(range(3), call))
-    assert [str(error) for error in failure.value.exceptions] == ["one"]
     assert sorted(cancelled) == [0, 2]
