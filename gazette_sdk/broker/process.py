@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -29,15 +28,9 @@ from gazette_sdk.broker.fragments.refresh import UnstoredCopies, refresh_index
 from gazette_sdk.broker.fragments.retention import Retention
 from gazette_sdk.broker.listing import Listing
 from gazette_sdk.broker.read import ReadServer
-from gazette_sdk.broker.recovery.etcd_history import EtcdHistory
-from gazette_sdk.broker.recovery.peers import LISTING_TIMEOUT_S, PeerInventory, WaitingJournals
-from gazette_sdk.broker.recovery.quarantine import Quarantine, UnconfirmedSpools
-from gazette_sdk.broker.recovery.routes import LastRoutes, RecordedRoutes, RouteRecorder
-from gazette_sdk.broker.recovery.withheld import (
-    WithheldSpools,
-    withhold_missing,
-    withhold_other_history,
-)
+from gazette_sdk.broker.recovery.custody import TASKS as CUSTODY_TASKS
+from gazette_sdk.broker.recovery.custody import Custody
+from gazette_sdk.broker.recovery.peers import LISTING_TIMEOUT_S, PeerInventory
 from gazette_sdk.broker.replica import Replica, ReplicaParts
 from gazette_sdk.broker.resolver import Resolver
 from gazette_sdk.broker.service import JournalService
@@ -55,9 +48,8 @@ from gazette_sdk.cluster.broker_keys import (
     JournalEntry,
 )
 from gazette_sdk.cluster.etcd import Etcd
-from gazette_sdk.cluster.keyspace import Continuity
 from gazette_sdk.cluster.membership import EtcdConfig, MemberProcess, Membership
-from gazette_sdk.errors import ConfigurationError, EtcdError, EtcdUnavailableError
+from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, authority_for
@@ -106,13 +98,8 @@ class Broker:
     service: JournalService
     resolver: Resolver
     persister: Persister
-    _quarantine: Quarantine
-    _withheld: WithheldSpools
-    _unconfirmed: UnconfirmedSpools
+    _custody: Custody
     _failover: Failover
-    _last_routes: LastRoutes
-    _waiting_journals: WaitingJournals
-    _route_recorder: RouteRecorder
     _departure: Departure
 
     def __init__(self, config: BrokerConfig, peers: Transport | None = None) -> None:
@@ -127,11 +114,9 @@ class Broker:
         self._member = MemberProcess(_etcd_config(config), kind="broker")
         self.ended = self._member.ended
         self._id = pb.ProcessSpec.ID(zone=config.zone, suffix=config.suffix)
-        self._records = RecordedRoutes(self.keyspace, self._id)
         self.authority = authority_for(config.auth_keys)
         self._stores: StoreRegistry | None = None
         self._spools: SpoolDirectory | None = None
-        self._history: EtcdHistory | None = None
         self._reads: ReadServer | None = None
         self._peers = peers
         self._is_composed = False
@@ -179,12 +164,18 @@ class Broker:
         spools = self._spools = self._spools or await self._open_spools(
             await self._make_default_root(etcd)
         )
-        continuity = await withhold_other_history(
-            etcd, spools, EtcdHistory.seen(spools), self.keyspace.root
+        custody = Custody(
+            etcd,
+            self.keyspace,
+            spools,
+            self._id,
+            max_replication=config.max_replication,
+            member=self._member,
         )
+        await custody.withhold_other_history()
         note = LeaseNote(spools.root)
         await revoke_noted(etcd, await asyncio.to_thread(note.read))
-        recovered = await asyncio.to_thread(spools.recover, etcd.cluster_id)
+        await custody.recover(etcd.cluster_id)
 
         key = self.keyspace.member_key(config.zone, config.suffix)
         membership = await self._member.join(key)
@@ -193,28 +184,15 @@ class Broker:
         revision = await membership.announce(spec)
         await self.keyspace.load(etcd, revision)
 
-        if continuity is not Continuity.SAME:
-            recovered = await withhold_missing(spools, self.keyspace, recovered)
-        await asyncio.to_thread(spools.sweep, self._exists)
-        await self._load_records(etcd)
-        await self._claim_missing(etcd, spools)
-        self._last_routes = LastRoutes(self.keyspace, self._records, config.max_replication)
-        await self._last_routes.load(etcd)
-        self._history = EtcdHistory(
-            spools, self.keyspace, self._id, self._last_routes, config.max_replication
-        )
-        await self._history.check(etcd)
-        self._compose(etcd, self._stores, spools, self._history, recovered)
+        await custody.load()
+        self._custody = custody
+        self._compose(etcd, self._stores, spools, membership)
         run = self._member.run
         run("watch", self.keyspace.watch(etcd, delay_s=config.watch_delay_s))
         run("allocator", self._allocate())
         run("persister", self.persister.run())
-        run("recovery", self._quarantine.run())
-        run("withheld spools", self._withheld.run())
-        run("unconfirmed spools", self._unconfirmed.run())
+        custody.run()
         run("failover", self._failover.run())
-        run("waiting journals", self._waiting_journals.run())
-        run("route recorder", self._route_recorder.run())
         run("sweeper", self._sweep(self._stores))
 
     async def _offer(self, takes_journals: bool) -> None:  # noqa: FBT001 - the interface of fail-over
@@ -227,31 +205,6 @@ class Broker:
         spec = pb.BrokerSpec.FromString(self._membership.spec.SerializeToString())
         spec.journal_limit = self.config.journal_limit if takes_journals else 0
         await self._membership.update(spec)
-
-    async def _load_records(self, etcd: Etcd) -> None:
-        try:
-            await self._records.load(etcd)
-        except EtcdUnavailableError:
-            raise
-        except EtcdError as error:  # its roles forbid it
-            _log.warning("last routes of journals are known from Etcd's history alone: %s", error)
-
-    async def _claim_missing(self, etcd: Etcd, spools: SpoolDirectory) -> None:
-        """Let journals that Etcd lost wait for this broker, when they are created again."""
-        missing = [
-            each.journal
-            for each in spools.withheld()
-            if each.head is not None and self.keyspace.item(each.journal) is None
-        ]
-        if not missing:
-            return
-        try:
-            await self._records.claim(etcd, missing)
-        except EtcdUnavailableError:
-            raise
-        except EtcdError as error:  # its roles forbid it
-            _log.warning("other brokers do not know that this one has withheld spools: %s", error)
-        await self._load_records(etcd)
 
     async def _open_spools(self, root: Path) -> SpoolDirectory:
         return await asyncio.to_thread(SpoolDirectory, root, durability=self.config.durability)
@@ -268,10 +221,9 @@ class Broker:
         etcd: Etcd,
         stores: StoreRegistry,
         spools: SpoolDirectory,
-        history: EtcdHistory,
-        recovered: list[CompletedSpool],
+        membership: Membership,
     ) -> None:
-        config = self.config
+        config, custody = self.config, self._custody
         self.persister = Persister(
             stores, self.keyspace.item, stored=self._report_stored, may_upload=self._may_upload
         )
@@ -288,7 +240,7 @@ class Broker:
         self._reads = ReadServer(stores)
 
         def make_replica(item: JournalEntry, predecessor: Replica | None) -> Replica:
-            taken, ready = self._quarantine.take(item.id, item.create_revision)
+            taken, ready = custody.take(item)
             replica = Replica(
                 item.id,
                 item.create_revision,
@@ -303,41 +255,23 @@ class Broker:
                 ready=ready,
             )
             replica.index.unverified_end = partial(
-                self._quarantine.unverified_end, item.id, item.create_revision
+                custody.unverified_end, item.id, item.create_revision
             )
             return replica
 
-        # These observe first: heads are checked before replicas are made of them.
-        self.keyspace.observers += [self._last_routes.observe, history.observe]
-        records = self._records
-        records.mirror.observers += [self._last_routes.observe_records, history.observe_records]
-        self.resolver = Resolver(self.keyspace, self._id, make_replica, history.is_continued)
-        assert self._membership is not None
+        self.resolver = Resolver(self.keyspace, self._id, make_replica, custody.is_continued)
         failover = self._failover = Failover(
             etcd,
             self.keyspace,
             local_id=self._id,
-            lease=self._membership.lease,
-            life=self._membership.life,
+            lease=membership.lease,
+            life=membership.life,
             ttl_s=config.lease_ttl_s,
             answer_timeout_s=config.answer_timeout_s or config.lease_ttl_s / 2,
             allocation=JournalAllocation(config.max_replication),
             offer=self._offer,
         )
-        membership = self._membership
         membership.lost.add_done_callback(lambda _: failover.known_lease.lost())
-        self._waiting_journals = WaitingJournals(
-            etcd,
-            self.keyspace,
-            local_id=self._id,
-            lease=lambda: membership.lease,
-            directory=spools,
-            last_routes=self._last_routes,
-            history=history,
-            records=records,
-            max_replication=config.max_replication,
-            is_quarantined=lambda name, revision: self._quarantine.holds(name, revision),  # noqa: PLW0108 - it is made later
-        )
         appends = Appends(
             resolver=self.resolver,
             etcd=etcd,
@@ -345,12 +279,12 @@ class Broker:
             peers=peers,
             max_replication=config.max_replication,
             streams=failover.streams,
-            waits_for=self._waiting_journals.waits_for,
+            waits_for=custody.waits_for,
             known_lease=failover.known_lease,
-            is_all_stored=self._last_routes.is_withdrawn,
-            stored_end=self._last_routes.stored_end,
-            record_route=records.change,
-            refusal=lambda journal: self._withheld.refusal(journal),  # noqa: PLW0108 - likewise
+            is_all_stored=custody.is_all_stored,
+            stored_end=custody.stored_end,
+            record_route=custody.record,
+            refusal=custody.refusal,
         )
         retention = Retention(stores, config.prune)
         parts = ReplicaParts(
@@ -367,7 +301,7 @@ class Broker:
             min_append_rate=config.min_append_rate,
             max_append_rate=config.max_append_rate,
             copy_unstored=UnstoredCopies(self.resolver, peers).run,
-            unconfirmed=lambda spool: self._unconfirmed.add(spool),  # noqa: PLW0108 - it is made later
+            unconfirmed=custody.add,
         )
         self.service = JournalService(
             resolver=self.resolver,
@@ -377,7 +311,7 @@ class Broker:
                 etcd,
                 self._id,
                 config.allow_stores,
-                self._last_routes.absent_brokers,
+                custody.absent_brokers,
             ),
             reads=self._reads,
             stores=stores,
@@ -386,64 +320,24 @@ class Broker:
             hand_over_s=failover.hand_over_s,
             on_broken=failover.suspect,
         )
-        self._unconfirmed = UnconfirmedSpools(
-            replica_of=self._replica_of,
-            exists=self._exists,
-            is_contested=spools.is_contested,
-            upload=self.persister.complete,
-            quarantine=self._hold,
+        inventory = PeerInventory(
+            self.resolver,
+            peers=peers,
+            local=InProcessTransport(self.service, self.authority),
+            stores=stores,
+            max_replication=config.max_replication,
+            answer_timeout_s=min(LISTING_TIMEOUT_S, config.lease_ttl_s / 2),
         )
-        self._quarantine = Quarantine(
-            spools,
-            recovered,
-            exists=self._exists,
-            inventory=PeerInventory(
-                self.resolver,
-                peers=peers,
-                local=InProcessTransport(self.service, self.authority),
-                stores=stores,
-                max_replication=config.max_replication,
-                answer_timeout_s=min(LISTING_TIMEOUT_S, config.lease_ttl_s / 2),
-            ),
-            # No peer may have it: it is uploaded at once, like a primary's.
-            upload=lambda spool: self.persister.complete(replace(spool, primary=True)),
-            replica_of=self._replica_of,
-            upload_agreed=lambda spool: self._unconfirmed.add(replace(spool, primary=True)),
-            restores_head=lambda journal: (
-                history.was_member(journal) or self._withheld.was_released(journal)
-            ),
-            goes_on=self._last_routes.goes_on,
-            continued_by=history.continued_by,
-            other_members=history.other_members,
-            stored_end=self._last_routes.stored_end,
-            waits=lambda journal: bool(self._last_routes.absent_brokers(journal)),
-            decided=self._waiting_journals.wake,
-            unverified=spools.unverified_heads(),
-            is_withheld=spools.is_withheld,
-        )
-        self._withheld = WithheldSpools(spools, self.keyspace, self._release)
-        self._withheld.log()
-        self._route_recorder = RouteRecorder(etcd, self.keyspace, records, self._last_routes)
+        custody.begin(self.resolver, self.persister, inventory, membership.lease)
         self._departure = Departure(
             etcd,
             self.keyspace,
             self._id,
             stores=stores,
             persister=self.persister,
-            record_route=records.change,
-            is_undecided=lambda *key: self._quarantine.holds(*key) or self._unconfirmed.holds(*key),
+            record_route=custody.record,
+            is_undecided=custody.is_undecided,
         )
-        records.mirror.observers += [
-            lambda: self._unconfirmed.observe(records.changed_journals()),
-            self._waiting_journals.wake,
-        ]
-        self.keyspace.observers += [
-            lambda: self._quarantine.observe(self.keyspace.changes),
-            lambda: self._unconfirmed.observe(self._last_routes.changed_journals()),
-            self._waiting_journals.wake,
-            self._route_recorder.wake,
-            self._withheld.wake,
-        ]
         self._is_composed = True
         self.resolver.refresh()
 
@@ -456,14 +350,13 @@ class Broker:
         item = self.keyspace.item(spool.fragment.journal)
         if item is None or self._left_in_order or await self._failover.has_lease():
             return True
-        assert self._etcd is not None
-        assert self._history is not None
-        return not await self._history.is_continued_in(self._etcd, item, self._records.key(item))
+        return not await self._custody.is_continued_in_etcd(item)
 
     def _report_stored(self, spool: CompletedSpool) -> None:
         """Tell the other replicas that we have stored a fragment of a journal which we lead."""
-        replica = self._replica_of(spool.fragment.journal, spool.create_revision)
-        if replica is not None and replica.ready is not None:
+        replica = self.resolver.replica(spool.fragment.journal)
+        is_same = replica is not None and replica.create_revision == spool.create_revision
+        if replica is not None and is_same and replica.ready is not None:
             replica.ready.pipeline.tell_stored(spool.fragment.end)
 
     # ------------------------------------------------------------------ end
@@ -499,20 +392,16 @@ class Broker:
         await self._member.cancel(
             "allocator",
             "leaving alone",
-            "recovery",
-            "withheld spools",
-            "unconfirmed spools",
-            "waiting journals",
-            "route recorder",
+            *CUSTODY_TASKS,
             "sweeper",
         )
         if self._is_composed:
             await self._failover.end_changes()
             self.service.end_streams()
-            self._unconfirmed.look()
+            self._custody.look()
             replicas = self.resolver.replicas
             self.resolver.stop_local()
-            self._quarantine.stop()
+            self._custody.let_replicas_end()
             is_closed = await self._shut_down_replicas(primaries=True)
             await self._member.cancel("persister")
             self.persister.set_exiting()
@@ -520,8 +409,7 @@ class Broker:
                 persist_timeout_s = min(persist_timeout_s, PERSIST_AGAIN_S)
             elif is_closed and is_alone(self.keyspace, self._id):
                 await self._departure.withdraw_routes(replicas)
-        if self._history is not None:
-            self._history.flush()
+            self._custody.flush()
         # The journals that we led are complete and stored, so others may continue them. Of the
         # other journals the primary releases our spool when the membership ends.
         if self._membership is not None:
@@ -576,7 +464,7 @@ class Broker:
     async def _persist(self, timeout_s: float) -> bool:
         """Upload what is left. Return True if all was uploaded in time."""
         if is_alone(self.keyspace, self._id):
-            self._unconfirmed.upload_all()
+            self._custody.upload_all()
         try:
             async with asyncio.timeout(timeout_s):
                 await self.persister.finish()
@@ -602,35 +490,12 @@ class Broker:
             await asyncio.sleep(SWEEP_PERIOD_S)
             await stores.sweep()
 
-    def _hold(self, spool: CompletedSpool) -> None:
-        """Ask the others about a spool of ours, also if recovery has ended."""
-        self._quarantine.hold(spool)
-        self._resume_recovery()
-
-    def _release(self, item: JournalEntry, spools: Sequence[CompletedSpool]) -> None:
-        """Ask the others about the spools of a journal that were withheld."""
-        self._quarantine.release((item.id, item.create_revision), spools)
-        self._resume_recovery()
-
-    def _resume_recovery(self) -> None:
-        recovery = self._member.tasks.get("recovery")
-        if recovery is not None and recovery.done():  # None: we stop, and the next start asks
-            self._member.run("recovery", self._quarantine.run())
-
-    def _replica_of(self, journal: str, create_revision: int) -> Replica | None:
-        replica = self.resolver.replica(journal)
-        return replica if replica and replica.create_revision == create_revision else None
-
     def absent_brokers(self, journal: str) -> Sequence[pb.ProcessSpec.ID]:
         """Return the brokers that a journal waits for, since only they have its last bytes.
 
         None if it waits for none.
         """
-        return self._last_routes.absent_brokers(journal)
-
-    def _exists(self, journal: str, create_revision: int) -> bool:
-        item = self.keyspace.item(journal)
-        return item is not None and item.create_revision == create_revision
+        return self._custody.absent_brokers(journal)
 
 
 def _etcd_config(config: BrokerConfig) -> EtcdConfig:

@@ -12,6 +12,7 @@ In reading order:
 - ``peers``: Peers in a recovery: what they hold of a journal, and journals that wait for them.
 - ``withheld``: Withheld spools: those of a history that Etcd does not have any more.
 - ``quarantine``: Quarantine of recovered spools, until it is known how much of them is valid.
+- ``custody``: Custody of the last bytes of journals, at one broker.
 
 Words, of a journal's spools and of its head:
 

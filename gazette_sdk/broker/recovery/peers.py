@@ -1,6 +1,8 @@
 """Peers in a recovery: what they hold of a journal, and journals that wait for them.
 
-Waiting journals: a broker that is back over its spool directory takes them over again.
+:class:`PeerInventory` has a journal's content outside of this broker: on its peers and in its
+stores. By :class:`WaitingJournals` a broker that is back over its spool directory takes over again
+the journals that wait for it.
 
 A journal waits while none of its present brokers was a member of its last route (`routes`). A
 broker whose spool directory has all of its acknowledged bytes takes the primary's place, in one
@@ -11,8 +13,6 @@ assignment of this broker is deleted again.
 The directory has all acknowledged bytes of a journal if its head is known and no one continued the
 journal since (`etcd_history`); or if the broker that used the directory before is a member of the
 last route, which is the only trace of a journal without content.
-
-Inventory of a journal's content outside of this broker: on its peers and in its stores.
 """
 
 from __future__ import annotations
@@ -305,7 +305,7 @@ class WaitingJournals:
         keyspace: mirror of Etcd. The caller adds :meth:`wake` to its observers, after those of
             ``last_routes`` and ``history``.
         local_id: this broker.
-        lease: returns the id of its lease.
+        lease: id of its lease.
         directory: its spools and heads.
         last_routes: last routes of journals.
         history: validity of heads.
@@ -321,7 +321,7 @@ class WaitingJournals:
         keyspace: BrokerKeySpace,
         *,
         local_id: pb.ProcessSpec.ID,
-        lease: Callable[[], int],
+        lease: int,
         directory: SpoolDirectory,
         last_routes: LastRoutes,
         history: EtcdHistory,
@@ -416,7 +416,7 @@ class WaitingJournals:
             gone = replaced(assignments, self._local_id)
             key = self._keyspace.assignment_key(journal, zone, suffix, 0)
             changes: list[Operation] = [Delete(entry.key) for entry in gone]
-            changes.append(Put(key, route_value(alone), self._lease()))
+            changes.append(Put(key, route_value(alone), self._lease))
             if desired_replication(item.value, self._max_replication) <= 1:
                 changes += self._records.change(item, alone)
             compares = [

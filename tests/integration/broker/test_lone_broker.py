@@ -416,7 +416,7 @@ def test_a_lone_broker_drains_at_once_and_stores_everything(etcd, tmp_path):
         content = [path.read_bytes() for path in (tmp_path / "fragments").rglob("*.raw")]
         assert sorted(content) in ([b"xy"], [b"x", b"y"])
         async with a_broker(etcd, tmp_path, "broker-2") as (broker, _):
-            assert broker._last_routes.waiting == {"b/storeless"}
+            assert broker._custody.last_routes.waiting == {"b/storeless"}
         async with a_broker(etcd, tmp_path) as (_, client):
             assert (await client.append_when_ready("a/journal", b"!")).commit.begin == 2
             assert (await client.append_when_ready("b/storeless", b"!")).commit.begin == 1

@@ -87,7 +87,7 @@ class Story:
 
     @property
     def quarantined(self):
-        return self.cluster.brokers["broker-1"]._quarantine._entries
+        return self.cluster.brokers["broker-1"]._custody._quarantine._entries
 
     async def decided(self):
         async with asyncio.timeout(LIMIT_S):

@@ -94,7 +94,7 @@ async def crashed_broker(restorable, tmp_path):
     await client.append_when_ready("a/known", b"and after")
     await client.apply(journal_spec("b/new"))
     await client.append_when_ready("b/new", b"acknowledged")
-    broker._history.flush()
+    broker._custody.flush()
     await crash(broker)
     yield fixture
 
