@@ -24,7 +24,7 @@ In reading order:
   section 6).
 - ``serve``: ``gazette serve``: a production broker (cli section 3.1).
 - ``bench``: ``gazette bench``: measure a cluster as its users see it, and verify every message.
-- ``settings``: Options that several commands share.
+- ``settings``: Options of commands, and those that several commands share.
 - ``attach_uuids``: ``gazctl attach-uuids`` (cli section 9).
 - ``dev``: ``gazette dev``: a complete local cluster in the foreground.
 - ``journals``: The commands of ``gazctl journals`` (cli section 5).

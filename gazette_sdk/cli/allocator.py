@@ -1,10 +1,6 @@
 """The commands of ``gazette allocator``.
 
-Options of ``gazette allocator simulate``.
-
-Reports of a simulation: a table for people, JSON for programs.
-
-``gazette allocator simulate``: a dry run of the allocator.
+``simulate`` is a dry run. Its report is a table for people, or JSON for programs.
 """
 
 from __future__ import annotations
@@ -13,118 +9,36 @@ import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TextIO
+from typing import Any, TextIO
 
 import orjson
-from pydantic import Field
 
 from gazette_sdk.cli.formats import NONE, load, write_table
 from gazette_sdk.cli.journals.specs import request_of
 from gazette_sdk.cli.program import Invocation
-from gazette_sdk.cluster.allocator.loop import (
-    ClusterDescription,
-    DescribedMember,
-    MemberId,
-    describe,
-    dump_description,
-    parse_description,
-)
+from gazette_sdk.cli.settings import SIMULATE, SimulateSettings
 from gazette_sdk.cluster.allocator.simulation import (
     ChangedItem,
     ClusterChange,
+    ClusterDescription,
+    DescribedMember,
     Load,
+    MemberId,
     MemberLoads,
     Simulation,
     Unplaced,
+    describe,
+    dump_description,
+    parse_description,
     simulate,
 )
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalAllocation
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.errors import ConfigurationError, ValidationError
-from gazette_sdk.protocol.journal_spec import DEFAULT_MAX_REPLICATION, desired_replication
+from gazette_sdk.protocol.journal_spec import desired_replication
 from gazette_sdk.protocol.rules import JOURNAL_LIMIT_MOST
-from gazette_sdk.server.options import Group, Option, Settings
 from gazette_sdk.server.settings import ETCD, EtcdSettings
 from gazette_sdk.server.tls import check_files, with_secrets
-
-
-class SimulateSettings(Settings):
-    """Options of ``gazette allocator simulate``."""
-
-    cluster: Annotated[
-        str,
-        Option(
-            "Cluster",
-            "Description of the cluster in YAML, - for standard input; by default the live "
-            "cluster in Etcd",
-            in_ini=False,
-        ),
-    ] = ""
-    save: Annotated[
-        str,
-        Option(
-            "Save",
-            "Write the cluster's description to this file, - for standard output, and "
-            "simulate nothing unless a change is given",
-            in_ini=False,
-        ),
-    ] = ""
-    remove: Annotated[
-        tuple[str, ...],
-        Option("Remove", "Broker ZONE/ID that is lost, with its assignments", in_ini=False),
-    ] = ()
-    remove_zone: Annotated[
-        tuple[str, ...],
-        Option("RemoveZone", "Zone all of whose brokers are lost", in_ini=False),
-    ] = ()
-    drain: Annotated[
-        tuple[str, ...],
-        Option(
-            "Drain",
-            "Broker ZONE/ID that is told to stop, and leaves when it holds nothing",
-            in_ini=False,
-        ),
-    ] = ()
-    add: Annotated[
-        tuple[str, ...],
-        Option(
-            "Add",
-            "Broker ZONE/ID or ZONE/ID:LIMIT that joins; by default with the greatest limit of "
-            "the cluster's brokers",
-            in_ini=False,
-        ),
-    ] = ()
-    replication: Annotated[
-        tuple[str, ...],
-        Option(
-            "Replication",
-            "New replication JOURNAL=N; a name that ends with / stands for all journals below it",
-            in_ini=False,
-        ),
-    ] = ()
-    specs: Annotated[
-        str,
-        Option(
-            "Specs",
-            "File of specs in YAML that are applied, as by `gazctl journals apply`",
-            in_ini=False,
-        ),
-    ] = ""
-    max_replication: Annotated[
-        int,
-        Option("MaxReplication", "The brokers' --broker.max-replication", in_ini=False),
-        Field(ge=1),
-    ] = DEFAULT_MAX_REPLICATION
-    verbose: Annotated[
-        bool, Option("Verbose", "List each journal that changes", short="v", in_ini=False)
-    ] = False
-    format: Annotated[
-        Literal["table", "json"], Option("Format", "Output format", short="o", in_ini=False)
-    ] = "table"
-
-
-SIMULATE = Group("simulate", SimulateSettings)
-
 
 NAMES_MAX = 3
 """Number of journals that a sentence names, unless all are wanted."""

@@ -1,10 +1,8 @@
 """``gazette dev``: a complete local cluster in the foreground.
 
-``gazette dev kill``, ``pause``, ``resume``, ``drain``, ``start`` and ``status``.
-
-Cluster of ``gazette dev`` with several brokers: a process for each, and controls.
-
-Consumer processes that run beside ``gazette dev``, found in its Etcd.
+With several brokers each is a process (:class:`DevProcesses`). ``gazette dev kill``, ``pause``,
+``resume``, ``drain``, ``start`` and ``status`` control them, and the consumer processes that run
+beside them, which are found in its Etcd.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Output formats: tables for people, JSON and protobuf text for programs (cli 4.1).
 
-YAML documents that a command line names: a file, or standard input.
-
-Progress bars on a terminal.
+Also the YAML documents that a command line names (a file, or standard input), and progress bars on
+a terminal.
 """
 
 from __future__ import annotations

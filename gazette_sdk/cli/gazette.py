@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import sys
 
-from gazette_sdk.cli.allocator import SIMULATE
-from gazette_sdk.cli.bench.site import BENCH, BENCH_CLUSTER
 from gazette_sdk.cli.client import ADDRESS_ALIASES, BrokerClientSettings
 from gazette_sdk.cli.completion import completion_command
 from gazette_sdk.cli.program import Command, Program
 from gazette_sdk.cli.settings import (
+    BENCH,
+    BENCH_CLUSTER,
     CONSUMER,
     CONSUMER_BROKER,
     CONSUMER_ETCD,
     DEV,
     DEV_CONTROL,
     PRINT_CONFIG,
+    SIMULATE,
 )
 from gazette_sdk.cli.spark.commands import SPARK_COMMANDS
 from gazette_sdk.server.options import Group

@@ -1,12 +1,7 @@
 """Programs with commands: parsing of command lines, and exit statuses (cli section 1).
 
-Concurrent calls with a limit.
-
-Errors as users see them: one line on standard error, and an exit status.
-
-Help texts of programs and commands.
-
-Commands: their options, their help, and the function that runs them.
+A :class:`Command` has options, help, and the function that runs it. An error is one line on
+standard error, and an exit status (:func:`report`).
 """
 
 from __future__ import annotations

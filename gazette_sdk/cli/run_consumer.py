@@ -1,7 +1,4 @@
-"""``gazette run-consumer``: a process that runs shards of an application (shard section 13).
-
-Applications that a command line names.
-"""
+"""``gazette run-consumer``: a process that runs shards of an application (shard section 13)."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ from typing import Any, NoReturn
 
 from gazette_sdk.cli.application import import_application
 from gazette_sdk.cli.client import check_address
-from gazette_sdk.cli.journals.list import file_root_of
 from gazette_sdk.cli.program import FAILED, Invocation, report
 from gazette_sdk.cli.serve import Identity, serve_until_drained
 from gazette_sdk.cli.settings import (
@@ -33,7 +29,7 @@ from gazette_sdk.protocol.authorization import authority_for
 from gazette_sdk.server.options import Group, public_values
 from gazette_sdk.server.process import STOP_GRACE_S, StopSignal, configured_server
 from gazette_sdk.server.settings import DEBUG, pet_name
-from gazette_sdk.server.tls import check_files, with_secrets
+from gazette_sdk.server.tls import check_files, file_root_of, with_secrets
 from gazette_sdk.shard.consumer.config import ConsumerConfig, etcd_of_dev
 from gazette_sdk.shard.consumer.process import StuckShardsError
 from gazette_sdk.shard.consumer.served import ServedConsumer

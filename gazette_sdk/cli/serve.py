@@ -1,8 +1,7 @@
 """``gazette serve``: a production broker (cli section 3.1).
 
-Life of a serving command: start, serve until the first signal, drain (cli section 3.1).
-
-``gazette spools``: care of the spool directory of a broker on this machine.
+It starts, serves until the first signal, and drains (:func:`serve_until_drained`), as
+``run-consumer`` does. ``gazette spools`` cares for the spool directory of a broker on this machine.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import Any, Protocol
 from gazette_sdk.broker.api.served import ServedBroker
 from gazette_sdk.broker.config import BrokerConfig
 from gazette_sdk.broker.spool.directory import Durability, accept_etcd
-from gazette_sdk.cli.journals.list import file_root_of
 from gazette_sdk.cli.program import Invocation
 from gazette_sdk.cluster.etcd_server import safety_warning
 from gazette_sdk.errors import ConfigurationError, LeaseLostError
@@ -28,7 +26,7 @@ from gazette_sdk.server.logging import AUDIT
 from gazette_sdk.server.options import Group, public_values
 from gazette_sdk.server.process import ReloadedFiles, StopSignal, configured_server
 from gazette_sdk.server.settings import BROKER, DEBUG, ETCD, BrokerSettings, EtcdSettings, pet_name
-from gazette_sdk.server.tls import check_files, reload_certificates, with_secrets
+from gazette_sdk.server.tls import check_files, file_root_of, reload_certificates, with_secrets
 from gazette_sdk.transport.wire import Tls
 
 DRAIN_NOTICE_S = 10.0

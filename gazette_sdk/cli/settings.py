@@ -1,12 +1,9 @@
-"""Options that several commands share.
+"""Options of commands, and those that several commands share.
 
-Options of ``attach-uuids``, ``print-config`` and ``dev``.
-
-``print-config``: the effective configuration as an INI file.
-
-Options that commands of journals and of shards share, as annotated types of their fields.
-
-Options of ``gazette run-consumer`` (cli section 4, shard section 13).
+Those of commands of journals and of shards are annotated types of their fields. Here are also the
+options of commands whose modules are costly to import: ``attach-uuids``, ``bench``, ``dev``,
+``allocator simulate`` and ``run-consumer`` (cli section 4, shard section 13), and ``print-config``:
+the effective configuration as an INI file.
 """
 
 from __future__ import annotations
@@ -14,10 +11,11 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from gazette_sdk.cli.client import BrokerClientSettings
+from gazette_sdk.cli.client import BrokerClientSettings, ConnectionSettings
 from gazette_sdk.cli.program import Invocation, TimeoutSettings
+from gazette_sdk.protocol.journal_spec import DEFAULT_MAX_REPLICATION
 from gazette_sdk.server.options import Group, Option, Seconds, Settings, load, print_config
 from gazette_sdk.server.settings import EtcdAddress, EtcdPrefix, EtcdSettings, MemberSettings
 from gazette_sdk.transport.router import DEFAULT_SIZE
@@ -230,3 +228,165 @@ CONSUMER = Group(
 )
 CONSUMER_ETCD = Group("Etcd", ConsumerEtcdSettings, prefix="etcd.", env_prefix="ETCD_")
 CONSUMER_BROKER = Group("Broker", ConsumerBrokerSettings, prefix="broker.", env_prefix="BROKER_")
+
+
+class SimulateSettings(Settings):
+    """Options of ``gazette allocator simulate``."""
+
+    cluster: Annotated[
+        str,
+        Option(
+            "Cluster",
+            "Description of the cluster in YAML, - for standard input; by default the live "
+            "cluster in Etcd",
+            in_ini=False,
+        ),
+    ] = ""
+    save: Annotated[
+        str,
+        Option(
+            "Save",
+            "Write the cluster's description to this file, - for standard output, and "
+            "simulate nothing unless a change is given",
+            in_ini=False,
+        ),
+    ] = ""
+    remove: Annotated[
+        tuple[str, ...],
+        Option("Remove", "Broker ZONE/ID that is lost, with its assignments", in_ini=False),
+    ] = ()
+    remove_zone: Annotated[
+        tuple[str, ...],
+        Option("RemoveZone", "Zone all of whose brokers are lost", in_ini=False),
+    ] = ()
+    drain: Annotated[
+        tuple[str, ...],
+        Option(
+            "Drain",
+            "Broker ZONE/ID that is told to stop, and leaves when it holds nothing",
+            in_ini=False,
+        ),
+    ] = ()
+    add: Annotated[
+        tuple[str, ...],
+        Option(
+            "Add",
+            "Broker ZONE/ID or ZONE/ID:LIMIT that joins; by default with the greatest limit of "
+            "the cluster's brokers",
+            in_ini=False,
+        ),
+    ] = ()
+    replication: Annotated[
+        tuple[str, ...],
+        Option(
+            "Replication",
+            "New replication JOURNAL=N; a name that ends with / stands for all journals below it",
+            in_ini=False,
+        ),
+    ] = ()
+    specs: Annotated[
+        str,
+        Option(
+            "Specs",
+            "File of specs in YAML that are applied, as by `gazctl journals apply`",
+            in_ini=False,
+        ),
+    ] = ""
+    max_replication: Annotated[
+        int,
+        Option("MaxReplication", "The brokers' --broker.max-replication", in_ini=False),
+        Field(ge=1),
+    ] = DEFAULT_MAX_REPLICATION
+    verbose: Annotated[
+        bool, Option("Verbose", "List each journal that changes", short="v", in_ini=False)
+    ] = False
+    format: Annotated[
+        Literal["table", "json"], Option("Format", "Output format", short="o", in_ini=False)
+    ] = "table"
+
+
+SIMULATE = Group("simulate", SimulateSettings)
+
+
+PHASES = ("publish", "tail", "read")
+"""Phases of a run, in order."""
+
+SIZE_BYTES_MIN = 64
+SIZE_BYTES_MAX = 1 << 20
+
+
+def _phases(text: str) -> str:
+    named = [name.strip() for name in text.split(",")]
+    for name in named:
+        if name not in PHASES:
+            raise ValueError(f"{name!r} is not a phase; name some of {', '.join(PHASES)}")
+    if named == ["read"]:
+        raise ValueError("`read` needs `publish` or `tail`, which write the messages")
+    return ",".join(name for name in PHASES if name in named)
+
+
+def _prefix(text: str) -> str:
+    if text and not text.endswith("/"):
+        raise ValueError(f"{text!r} must end in /")
+    return text
+
+
+class BenchSettings(Settings):
+    """Options of ``gazette bench``."""
+
+    embedded: Annotated[
+        bool,
+        Option("Embedded", "Measure a temporary cluster on this machine"),
+    ] = False
+    phases: Annotated[
+        str,
+        Option("Phases", "Phases to run: some of publish, tail and read, joined by commas"),
+        AfterValidator(_phases),
+    ] = "publish,tail,read"
+    messages: Annotated[int, Option("Messages", "Number of messages of `publish`"), Field(ge=1)] = (
+        100_000
+    )
+    size: Annotated[
+        int,
+        Option("Size", "Length of a message as JSON, without its UUID, in bytes"),
+        Field(ge=SIZE_BYTES_MIN, le=SIZE_BYTES_MAX),
+    ] = 200
+    mode: Annotated[
+        Literal["publish", "publish_batch"],
+        Option(
+            "Mode", "Publisher method of the phase `publish`: for single messages, or for lists"
+        ),
+    ] = "publish"
+    batch: Annotated[
+        int,
+        Option("Batch", "Messages in a list of publish_batch"),
+        Field(ge=1, le=100_000),
+    ] = 1000
+    rate: Annotated[
+        float, Option("Rate", "Messages per second of `tail`"), Field(gt=0, le=10_000_000)
+    ] = 1000.0
+    duration_s: Annotated[
+        Seconds, Option("Duration", "Duration of `tail`"), Field(gt=0, le=86_400)
+    ] = 10.0
+    journals: Annotated[
+        int, Option("Journals", "Number of journals to create"), Field(ge=1, le=10_000)
+    ] = 4
+    replication: Annotated[
+        int, Option("Replication", "Replicas of each journal"), Field(ge=1, le=9)
+    ] = 1
+    store: Annotated[
+        str, Option("Store", "URL of the journals' fragment store"), Field(min_length=1)
+    ] = "file:///"
+    prefix: Annotated[
+        str,
+        Option("Prefix", "Prefix of the journals' names; by default bench/ and a random name"),
+        AfterValidator(_prefix),
+    ] = ""
+    keep: Annotated[bool, Option("Keep", "Do not delete the journals")] = False
+    json_output: Annotated[
+        bool, Option("JSON", "Print one JSON object instead of tables", long="json", in_ini=False)
+    ] = False
+
+
+BENCH = Group("bench", BenchSettings)
+BENCH_CLUSTER = Group("bench.Cluster", ConnectionSettings, env_prefix="BROKER_")

@@ -1,13 +1,10 @@
 """Requests to Etcd and its responses, as plain dataclasses.
 
-Conversions to and from the messages of ``etcd3`` are at the end.
-
-Messages and stubs of ``etcd3``, adapted to current releases of protobuf.
-
-The generated modules of ``etcd3`` 0.12 cannot be imported under protobuf 4 or later, but their
-serialized descriptors are usable. They are read from the source, which is parsed and not run. They
-become message classes in a separate pool, placed in ``sys.modules`` under the names that the rest
-of ``etcd3`` imports. Only :mod:`gazette_sdk.cluster.etcd` uses this.
+Conversions to and from the messages of ``etcd3`` are at the end. The generated modules of ``etcd3``
+0.12 cannot be imported under protobuf 4 or later, but their serialized descriptors are usable. They
+are read from the source, which is parsed and not run. They become message classes in a separate
+pool, placed in ``sys.modules`` under the names that the rest of ``etcd3`` imports. Only
+:mod:`gazette_sdk.cluster.etcd` uses this.
 """
 
 from __future__ import annotations
@@ -15,6 +12,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,14 +30,15 @@ _FILES = ("kv", "auth", "rpc")
 """Modules in order of their imports."""
 
 
+_DESCRIPTOR = re.compile(r"serialized_pb=_b\(('(?:[^'\\]|\\.)*')\)")
+
+
 def _serialized_descriptor(source: str) -> bytes:
     """Return the argument ``serialized_pb`` in the source of a generated module."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.keyword) and node.arg == "serialized_pb":
-            literal = next(n for n in ast.walk(node.value) if isinstance(n, ast.Constant))
-            assert isinstance(literal.value, str)
-            return literal.value.encode("latin-1")
-    raise ImportError("etcd3's generated modules hold no serialized_pb: is it version 0.12?")
+    if (found := _DESCRIPTOR.search(source)) is None:
+        raise ImportError("etcd3's generated modules hold no serialized_pb: is it version 0.12?")
+    text: str = ast.literal_eval(found[1])
+    return text.encode("latin-1")
 
 
 def _load() -> tuple[Any, Any]:

@@ -10,6 +10,7 @@ here are rules about them and functions over them. In reading order:
 - ``strict_yaml``: Strict YAML: documents whose every key and type is known.
 - ``authorization``: Bearer tokens: capabilities and the journals they allow (protocol section
   12).
+- ``signatures``: Signatures of tokens: JSON web signatures by HMAC (protocol section 12).
 - ``fragments``: Fragments: their names in stores, their sums, their rules (protocol section 7).
 - ``journal_spec``: Rules of journal specs, and set operations over them (protocol section 6).
 - ``journalspace``: Journal space: specs of many journals as a tree, and as YAML (protocol section

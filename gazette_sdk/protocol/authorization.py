@@ -16,9 +16,7 @@ from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Any, Protocol
 
-import jwt
 from google.protobuf.message import Message
-from jwt.algorithms import HMACAlgorithm
 
 from gazette_sdk.errors import ConfigurationError, UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -175,6 +173,9 @@ class Authority:
     """
 
     def __init__(self, keys: str) -> None:
+        from gazette_sdk.protocol import signatures  # noqa: PLC0415 - costly, and needs keys
+
+        self._signatures = signatures
         self._keys, self._pass_through = parse_keys(keys)
         self._ids = key_ids(keys)
         self._verified: OrderedDict[str, _Verified] = OrderedDict()
@@ -214,11 +215,10 @@ class Authority:
             "exp": math.ceil(now + ttl_s),
             "iat": int(now),
         }
-        return _JWS.encode(
+        return self._signatures.sign(
             json.dumps(payload, separators=(",", ":")).encode(),
             self._keys[0],
-            "HS256",
-            headers={"kid": self._ids[0]} if self._ids[0] else None,
+            {"kid": self._ids[0]} if self._ids[0] else None,
         )
 
     def header(
@@ -270,7 +270,7 @@ class Authority:
             verified = self._verify_signature(token)
         except UnauthenticatedError:
             return "", ""
-        return verified.subject, verified.token_id or str(_key_id(token) or "")
+        return verified.subject, verified.token_id or str(self._signatures.key_id(token) or "")
 
     def _verify_signature(self, token: str) -> _Verified:
         known = self._verified.get(token)
@@ -285,30 +285,15 @@ class Authority:
 
     def _payload(self, token: str) -> bytes:
         for key in self._keys_of(token):
-            try:
-                payload: bytes = _JWS.decode(token, key, algorithms=["HS256", "HS384"])
-            except jwt.InvalidSignatureError:
-                continue
-            except jwt.InvalidTokenError as error:
-                raise UnauthenticatedError(f"invalid token: {error}") from None
-            except UnicodeEncodeError:  # a header of HTTP holds any bytes
-                raise UnauthenticatedError("invalid token: it is not ASCII text") from None
-            return payload
+            if (payload := self._signatures.verify(token, key)) is not None:
+                return payload
         raise UnauthenticatedError("invalid token: no configured key made its signature")
 
     def _keys_of(self, token: str) -> Sequence[bytes]:
         """Return the keys that may have signed a token."""
-        if any(self._ids) and (key_id := _key_id(token)) in self._ids and key_id:
+        if any(self._ids) and (key_id := self._signatures.key_id(token)) in self._ids and key_id:
             return [key for key, name in zip(self._keys, self._ids, strict=True) if name == key_id]
         return self._keys
-
-
-def _key_id(token: str) -> object:
-    """Return the id of the key that signed a token, as its header has it."""
-    try:
-        return jwt.get_unverified_header(token).get("kid")
-    except jwt.InvalidTokenError:
-        return None  # verification finds the reason
 
 
 _EVERYTHING = Claims(int(Capability.ALL), pb.LabelSelector(), math.inf)
@@ -402,24 +387,6 @@ def key_ids(keys: str) -> tuple[str, ...]:
 
 
 # ---------------------------------------------------------------- tokens
-
-
-class _Hmac(HMACAlgorithm):
-    """HMAC with keys of any length: the operator of the cluster chooses it."""
-
-    def check_key_length(self, key: bytes) -> None:
-        """Accept every length."""
-
-
-def _make_jws() -> jwt.PyJWS:
-    jws = jwt.PyJWS(algorithms=[])
-    for name, hash_algorithm in (("HS256", HMACAlgorithm.SHA256), ("HS384", HMACAlgorithm.SHA384)):
-        jws.unregister_algorithm(name) if name in jws.get_algorithms() else None
-        jws.register_algorithm(name, _Hmac(hash_algorithm))
-    return jws
-
-
-_JWS = _make_jws()
 
 
 @dataclass(frozen=True, slots=True)

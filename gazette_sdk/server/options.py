@@ -190,7 +190,10 @@ def ini_value(text: str) -> str:
 class Settings(BaseModel):
     """Base of a group's values: immutable, without undeclared fields. Its repr has no secrets."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    # Built when it is first used: a program has dozens of groups, and a command needs few.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True
+    )
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():

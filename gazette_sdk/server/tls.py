@@ -1,9 +1,9 @@
 """TLS of a server's public port, and files that options name (operations section 1).
 
-Secrets from files: an option ``auth-keys`` may be given as a file by ``auth-keys-file``.
-
-The environment variable of such an option ends with ``_FILE``, as for many container images. So a
-secret that an orchestrator mounts as a file appears in no command line and no environment.
+An option that is a secret, such as ``auth-keys``, may be given as a file by ``auth-keys-file``
+(:func:`with_secrets`). The environment variable of such an option ends with ``_FILE``, as for many
+container images. So a secret that an orchestrator mounts as a file appears in no command line and
+no environment.
 """
 
 from __future__ import annotations
@@ -77,6 +77,21 @@ def check_files(group: Group[S], settings: S) -> None:
                 if path and path in text
             ]
             raise ConfigurationError(f"{' and '.join(given)}: {text}") from error
+
+
+def file_root_of(path: str, option: str = "--file-root") -> Path | None:
+    """Return the directory of an option, or None if it is not given.
+
+    Args:
+        path: the option's value.
+        option: its name.
+
+    Raises:
+        ConfigurationError: it is no directory.
+    """
+    if path and not Path(path).is_dir():
+        raise ConfigurationError(f"{option}: {path} is no directory; create it")
+    return Path(path) if path else None
 
 
 def _read(path: str, option: str) -> str:

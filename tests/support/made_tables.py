@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gazette_sdk.cli.bench.site import BENCH
-from gazette_sdk.cli.settings import CONSUMER, CONSUMER_BROKER, CONSUMER_ETCD
+from gazette_sdk.cli.settings import BENCH, CONSUMER, CONSUMER_BROKER, CONSUMER_ETCD
 from gazette_sdk.protocol.durations import SECOND_NS, format_duration
 from gazette_sdk.server.options import BoundOption, Group
 from gazette_sdk.server.settings import BROKER, DEBUG, ETCD, LOGGING

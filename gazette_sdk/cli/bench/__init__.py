@@ -10,6 +10,6 @@ In reading order:
 - ``verify``: Comparison of the messages that were read with those that were acknowledged.
 - ``report``: Report of a run: tables for people, one JSON object for programs.
 - ``publish``: Phase *publish*: publish messages as fast as possible.
-- ``tail``: Phase *tail*: latency of messages from one process to another, at a fixed rate.
+- ``tail``: Phases *tail* and *read* of a run.
 - ``command``: Phases of ``gazette bench``.
 """

@@ -8,18 +8,12 @@ from contextlib import contextmanager
 
 from gazette_sdk.cli.bench.publish import publish
 from gazette_sdk.cli.bench.report import Report, Verification
-from gazette_sdk.cli.bench.site import (
-    BENCH,
-    BENCH_CLUSTER,
-    BenchSettings,
-    Messages,
-    Site,
-    open_site,
-)
+from gazette_sdk.cli.bench.site import Messages, Site, open_site
 from gazette_sdk.cli.bench.tail import catch_up, tail
 from gazette_sdk.cli.bench.verify import Findings, Ledger
 from gazette_sdk.cli.formats import Progress, open_progress
 from gazette_sdk.cli.program import CommandFailedError, Invocation
+from gazette_sdk.cli.settings import BENCH, BENCH_CLUSTER, BenchSettings
 from gazette_sdk.server.settings import LOGGING, LoggingSettings
 
 

@@ -9,9 +9,10 @@ from contextlib import contextmanager, suppress
 from typing import TypeAlias
 
 from gazette_sdk.cli.bench.report import Throughput
-from gazette_sdk.cli.bench.site import BenchSettings, Messages, Site
+from gazette_sdk.cli.bench.site import Messages, Site
 from gazette_sdk.cli.bench.verify import Ledger, journal_of
 from gazette_sdk.cli.formats import Progress
+from gazette_sdk.cli.settings import BenchSettings
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.message import Publisher
 from gazette_sdk.message.receipt import BatchReceipt, Receipt

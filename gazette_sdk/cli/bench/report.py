@@ -1,12 +1,9 @@
 """Report of a run: tables for people, one JSON object for programs.
 
-Histogram of latencies with logarithmic buckets.
-
-Due times of messages of a fixed rate.
-
-A program that waits for a slow answer before it sends the next request measures few slow answers
-(coordinated omission). Here the due times are fixed in advance, and a latency counts from the due
-time. A late message is sent at once.
+Latencies are counted in a :class:`Histogram` of logarithmic buckets. A program that waits for a
+slow answer before it sends the next request measures few slow answers (coordinated omission). So
+the due times are fixed in advance (:class:`Schedule`), and a latency counts from the due time. A
+late message is sent at once.
 """
 
 from __future__ import annotations

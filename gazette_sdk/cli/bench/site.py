@@ -1,10 +1,7 @@
 """Site of a run: a cluster, and journals that exist for the run.
 
-Options of ``gazette bench``.
-
-Messages whose content follows from their number.
-
-Child processes of a run: one that tails, and an embedded cluster.
+The content of each message follows from its number (:class:`Messages`), so that a reader can verify
+it. Child processes of a run are one that tails, and the embedded cluster where there is no other.
 """
 
 from __future__ import annotations
@@ -22,12 +19,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pydoc_data.topics import topics
-from typing import Annotated, Any, Literal
-
-from pydantic import AfterValidator, Field
+from typing import Any
 
 from gazette_sdk.cli.client import CONNECT_TIMEOUT_S, ConnectionSettings, check_address
 from gazette_sdk.cli.program import CommandFailedError, explain
+from gazette_sdk.cli.settings import BenchSettings
 from gazette_sdk.errors import (
     ConfigurationError,
     EtcdTransactionFailedError,
@@ -39,97 +35,12 @@ from gazette_sdk.protocol import labels
 from gazette_sdk.protocol.durations import SECOND_NS, from_ns
 from gazette_sdk.protocol.journal_spec import validate_journal_spec
 from gazette_sdk.server.logging import configure_logging
-from gazette_sdk.server.options import Group, Option, Seconds, Settings
 from gazette_sdk.server.settings import LoggingSettings
 from gazette_sdk.transport.append.append import TRANSIENT, append_once
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.listing import apply_journals, list_journals, store_health
 from gazette_sdk.transport.loop import for_each, run
-
-PHASES = ("publish", "tail", "read")
-"""Phases of a run, in order."""
-
-SIZE_BYTES_MIN = 64
-SIZE_BYTES_MAX = 1 << 20
-
-
-def _phases(text: str) -> str:
-    named = [name.strip() for name in text.split(",")]
-    for name in named:
-        if name not in PHASES:
-            raise ValueError(f"{name!r} is not a phase; name some of {', '.join(PHASES)}")
-    if named == ["read"]:
-        raise ValueError("`read` needs `publish` or `tail`, which write the messages")
-    return ",".join(name for name in PHASES if name in named)
-
-
-def _prefix(text: str) -> str:
-    if text and not text.endswith("/"):
-        raise ValueError(f"{text!r} must end in /")
-    return text
-
-
-class BenchSettings(Settings):
-    """Options of ``gazette bench``."""
-
-    embedded: Annotated[
-        bool,
-        Option("Embedded", "Measure a temporary cluster on this machine"),
-    ] = False
-    phases: Annotated[
-        str,
-        Option("Phases", "Phases to run: some of publish, tail and read, joined by commas"),
-        AfterValidator(_phases),
-    ] = "publish,tail,read"
-    messages: Annotated[int, Option("Messages", "Number of messages of `publish`"), Field(ge=1)] = (
-        100_000
-    )
-    size: Annotated[
-        int,
-        Option("Size", "Length of a message as JSON, without its UUID, in bytes"),
-        Field(ge=SIZE_BYTES_MIN, le=SIZE_BYTES_MAX),
-    ] = 200
-    mode: Annotated[
-        Literal["publish", "publish_batch"],
-        Option(
-            "Mode", "Publisher method of the phase `publish`: for single messages, or for lists"
-        ),
-    ] = "publish"
-    batch: Annotated[
-        int,
-        Option("Batch", "Messages in a list of publish_batch"),
-        Field(ge=1, le=100_000),
-    ] = 1000
-    rate: Annotated[
-        float, Option("Rate", "Messages per second of `tail`"), Field(gt=0, le=10_000_000)
-    ] = 1000.0
-    duration_s: Annotated[
-        Seconds, Option("Duration", "Duration of `tail`"), Field(gt=0, le=86_400)
-    ] = 10.0
-    journals: Annotated[
-        int, Option("Journals", "Number of journals to create"), Field(ge=1, le=10_000)
-    ] = 4
-    replication: Annotated[
-        int, Option("Replication", "Replicas of each journal"), Field(ge=1, le=9)
-    ] = 1
-    store: Annotated[
-        str, Option("Store", "URL of the journals' fragment store"), Field(min_length=1)
-    ] = "file:///"
-    prefix: Annotated[
-        str,
-        Option("Prefix", "Prefix of the journals' names; by default bench/ and a random name"),
-        AfterValidator(_prefix),
-    ] = ""
-    keep: Annotated[bool, Option("Keep", "Do not delete the journals")] = False
-    json_output: Annotated[
-        bool, Option("JSON", "Print one JSON object instead of tables", long="json", in_ini=False)
-    ] = False
-
-
-BENCH = Group("bench", BenchSettings)
-BENCH_CLUSTER = Group("bench.Cluster", ConnectionSettings, env_prefix="BROKER_")
-
 
 _STEP = 7919
 """Distance between the texts of consecutive numbers; a prime."""

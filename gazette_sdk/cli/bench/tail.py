@@ -1,8 +1,8 @@
-"""Phase *tail*: latency of messages from one process to another, at a fixed rate.
+"""Phases *tail* and *read* of a run.
 
-Child process of the phase *tail*: reads messages as another process publishes them.
-
-Phase *read*: read all messages as fast as possible, and verify them.
+*tail* measures the latency of messages from one process to another, at a fixed rate: a child
+process (:func:`tail_journal`) reads them as this one publishes. *read* (:func:`catch_up`) reads all
+messages as fast as possible, and verifies them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from typing import Any, TypeVar
 
 from gazette_sdk.cli.bench.publish import Sending, open_publisher
 from gazette_sdk.cli.bench.report import NANOSECONDS, Histogram, Schedule, Throughput, due_messages
-from gazette_sdk.cli.bench.site import BenchSettings, Messages, Site, child_process
+from gazette_sdk.cli.bench.site import Messages, Site, child_process
 from gazette_sdk.cli.bench.verify import Findings, Ledger, Reading
 from gazette_sdk.cli.formats import Progress
 from gazette_sdk.cli.program import CommandFailedError, explain
+from gazette_sdk.cli.settings import BenchSettings
 from gazette_sdk.errors import ClosedError, GazetteError
 from gazette_sdk.message import Reader
 from gazette_sdk.server.settings import LoggingSettings

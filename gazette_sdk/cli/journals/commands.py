@@ -1,6 +1,6 @@
 """Table of the commands of ``gazctl journals``: names, help, and functions.
 
-Options of the commands of ``gazctl journals`` (cli section 5).
+The options of each command are here, too (cli section 5).
 """
 
 from __future__ import annotations

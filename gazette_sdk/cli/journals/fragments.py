@@ -25,7 +25,6 @@ from gazette_sdk.cli.journals.commands import (
     FragmentsSettings,
 )
 from gazette_sdk.cli.journals.list import (
-    file_root_of,
     is_fully_suspended,
     list_some,
     missing_file_root,
@@ -47,6 +46,7 @@ from gazette_sdk.journals.heads import reset_head, stored_end
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import from_seconds, to_seconds
 from gazette_sdk.protocol.fragments import content_path, digest_of, length_of
+from gazette_sdk.server.tls import file_root_of
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import list_all_fragments, list_stores_again, store_health
 from gazette_sdk.transport.loop import for_each
@@ -343,7 +343,7 @@ class FragmentRemoval:
 
         Raises:
             ConfigurationError: a store is in files whose directory is not known.
-            ExceptionGroup: of the first error, unless it continues.
+            StoreError: the first error, unless it continues.
         """
         pruned = self._found[journal]
         if self._settings.yes and self._root is None:

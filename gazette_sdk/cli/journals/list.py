@@ -1,14 +1,9 @@
-"""``gazctl journals list``.
+"""``gazctl journals list``, and what the commands of journals share.
 
-Selection of the journals that a command works on, and of their fragment files.
-
-Un-stored content of journals, and how many brokers have it.
-
-Outcomes of changes, as tables for people and JSON for programs.
-
-Write heads and sizes of journals.
-
-Files of offsets, at which a read begins and ended (cli section 5, read).
+That is the selection of the journals that a command works on (:class:`Selection`), their write
+heads and sizes (:class:`Extent`), content that is in no store and how many brokers have it
+(:class:`Unstored`), outcomes of changes as tables for people and JSON for programs
+(:func:`show_outcomes`), and files of offsets (cli section 5, read).
 """
 
 from __future__ import annotations
@@ -161,21 +156,6 @@ async def select(transport: Transport, selection: Selection) -> list[pb.ListResp
     listing = await list_journals(transport, selection.selector)
     selection.check(listing)
     return [each for each in listing.journals if not is_fully_suspended(each.spec)]
-
-
-def file_root_of(path: str, option: str = "--file-root") -> Path | None:
-    """Return the directory of an option, or None if it is not given.
-
-    Args:
-        path: the option's value.
-        option: its name.
-
-    Raises:
-        ConfigurationError: it is no directory.
-    """
-    if path and not Path(path).is_dir():
-        raise ConfigurationError(f"{option}: {path} is no directory; create it")
-    return Path(path) if path else None
 
 
 def missing_file_root(journal: str, alternative: str = "") -> ConfigurationError:

@@ -1,13 +1,11 @@
 """``gazctl journals read``.
 
-Concurrent reads of journals into one output (cli section 5, read).
+Journals are read concurrently into one output (:class:`ConcurrentReads`), which consists of whole
+appends: a journal holds the output's lock to the end of the fragment it reads, which is the end of
+an append.
 
-The output consists of whole appends: a journal holds the output's lock to the end of the fragment
-it reads, which is the end of an append.
-
-Records of an input, and the keys before them (cli section 5, append). Pure.
-
-Messages in a journal's content: to count them, and to leave out those of an earlier time.
+:class:`MessageCutter` finds the messages in a journal's content, to count them and to leave out
+those of an earlier time. :class:`Records` cuts the input of ``append`` into records and keys.
 """
 
 from __future__ import annotations
@@ -30,7 +28,6 @@ from gazette_sdk.cli.client import BROKER_CLIENT, open_broker
 from gazette_sdk.cli.formats import Progress, open_progress
 from gazette_sdk.cli.journals.commands import READ, ReadSettings
 from gazette_sdk.cli.journals.list import (
-    file_root_of,
     is_fully_suspended,
     load_offsets,
     missing_file_root,
@@ -57,6 +54,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import parse_duration
 from gazette_sdk.protocol.labels import CONTENT_TYPE, value_of
 from gazette_sdk.server.process import StopSignal
+from gazette_sdk.server.tls import file_root_of
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.journal_reader import (
     ByteReader,

@@ -21,7 +21,6 @@ from gazette_sdk.cli.journals.commands import APPLY, CREATE, DELETE, EDIT, SUSPE
 from gazette_sdk.cli.journals.fragments import remove_stored
 from gazette_sdk.cli.journals.list import (
     OutcomeFormat,
-    file_root_of,
     list_some,
     missing_file_root,
     select,
@@ -52,6 +51,7 @@ from gazette_sdk.journals.journal import JournalOptions
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import journalspace
 from gazette_sdk.protocol import rules as rpc
+from gazette_sdk.server.tls import file_root_of
 from gazette_sdk.transport.append.append import append
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.loop import for_each

@@ -3,7 +3,7 @@
 In reading order:
 
 - ``commands``: Table of the commands of ``gazctl shards``: names, help, and functions.
-- ``list``: ``gazctl shards list``.
+- ``list``: ``gazctl shards list``, and what the commands of shards share.
 - ``recover``: ``gazctl shards recover``.
 - ``logs``: ``gazctl shards prune`` and ``unassign``.
 - ``specs``: ``gazctl shards apply``, ``edit`` and ``generate``.

@@ -1,6 +1,6 @@
 """Table of the commands of ``gazctl shards``: names, help, and functions.
 
-Options of the commands of ``gazctl shards`` (cli section 8).
+The options of each command are here, too (cli section 8).
 """
 
 from __future__ import annotations

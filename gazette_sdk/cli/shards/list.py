@@ -1,8 +1,7 @@
-"""``gazctl shards list``.
+"""``gazctl shards list``, and what the commands of shards share.
 
-Selection of the shards that a command works on.
-
-Lag of shards: bytes of their sources that they have not read yet.
+That is the selection of the shards that a command works on (:func:`list_some`), and their lag: the
+bytes of their sources that they have not read yet (:func:`lag_of`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from gazette_sdk.cli.client import SHARDS_BROKER_CLIENT, SHARDS_ZONE, open_broker, open_consumer
 from gazette_sdk.cli.formats import iec_bytes, write_table
-from gazette_sdk.cli.journals.list import file_root_of
 from gazette_sdk.cli.program import CommandFailedError, Invocation
 from gazette_sdk.cli.shards.commands import RECOVER
 from gazette_sdk.errors import ConfigurationError
@@ -17,6 +16,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import recoverylog_pb2 as rpb
 from gazette_sdk.protocol.labels import label_set
 from gazette_sdk.protocol.shard_spec import ID, recovery_log, validate_shard_id
+from gazette_sdk.server.tls import file_root_of
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.recovery import hints as fsm_hints
 from gazette_sdk.shard.recovery.player import Playback, Recovered

@@ -1,8 +1,6 @@
 """The commands of ``gazette spark``.
 
-Options of ``gazette spark``.
-
-Run a pipeline by ``spark-submit``.
+Their options, and the run of a pipeline by ``spark-submit``.
 """
 
 from __future__ import annotations

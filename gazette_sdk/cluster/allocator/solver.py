@@ -4,21 +4,19 @@ It is a maximum flow: the source sends one unit per replica to each item; an ite
 zones, one node for each pair of item and zone; these send one unit to each member of the zone; and
 members send to the sink as many as they can hold. Goals, the lowest priority first:
 
-1. current assignments are kept, new ones are spread evenly over zones,
-2. a member holds no more than its fair share of items,
-3. an item with several replicas is spread over two zones at least,
-4. as many replicas as possible are placed; where slots are short, the first items get theirs.
+1. current assignments are kept, new ones are spread evenly over zones, 2. a member holds no more
+than its fair share of items, 3. an item with several replicas is spread over two zones at least, 4.
+as many replicas as possible are placed; where slots are short, the first items get theirs.
 
 Push/relabel is greedy in its relaxations and reaches them nearly always. Three more steps guarantee
 them: replicas without a member are placed where limits allow it, moves that the goals do not need
 are undone, and a complete placement is replaced only by a better one, so that a new leader moves
 nothing.
 
-Maximum flow by push/relabel, over a network whose arcs come in pages (allocator section 7.3).
-
-A node's arcs are requested page by page while it discharges, and may differ after each change of
-its height: they express preferences and constraints. The order of all steps is fixed, so the
-solution is deterministic.
+The flow is found by push/relabel over a network whose arcs come in pages (:class:`PushRelabel`,
+allocator section 7.3). A node's arcs are requested page by page while it discharges, and may differ
+after each change of its height: they express preferences and constraints. The order of all steps is
+fixed, so the solution is deterministic.
 """
 
 from __future__ import annotations

@@ -3,11 +3,9 @@
 The mirror may change later, the state does not. Convergence updates the counts while it builds a
 round, so that they include the changes of earlier items.
 
-Metrics of the allocator (allocator section 12).
-
-Interface of the allocator to values of items and members (allocator sections 1 and 10).
-
-Brokers and consumers each implement it; the rest of the allocator is the same for both.
+:class:`Allocation` is the interface to values of items and members (allocator sections 1 and 10).
+Brokers and consumers each implement it; the rest of the allocator is the same for both. Its metrics
+are here, too (allocator section 12).
 """
 
 from __future__ import annotations

@@ -22,8 +22,9 @@ import yaml
 from gazette_sdk.cli.bench import site
 from gazette_sdk.cli.bench import tail as catch_up
 from gazette_sdk.cli.bench.report import Schedule
-from gazette_sdk.cli.bench.site import PHASES, Messages
+from gazette_sdk.cli.bench.site import Messages
 from gazette_sdk.cli.bench.tail import Failure, Ready, Tailed, TailJob, tail_journal
+from gazette_sdk.cli.settings import PHASES
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.message import Publisher, Reader

@@ -7,16 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette_sdk.cluster.allocator import simulation as module
-from gazette_sdk.cluster.allocator.loop import (
+from gazette_sdk.cluster.allocator.simulation import (
+    ClusterChange,
     ClusterDescription,
     DescribedItem,
     DescribedMember,
+    Load,
     MemberId,
     describe,
     dump_description,
     parse_description,
+    simulate,
 )
-from gazette_sdk.cluster.allocator.simulation import ClusterChange, Load, simulate
 from gazette_sdk.errors import ConfigurationError, ValidationError
 from support.allocation import VectorAllocation, filled, item_value, member_value
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from gazette_sdk.cli.bench.site import SIZE_BYTES_MAX, SIZE_BYTES_MIN, Messages
+from gazette_sdk.cli.bench.site import Messages
+from gazette_sdk.cli.settings import SIZE_BYTES_MAX, SIZE_BYTES_MIN
 
 
 @pytest.mark.parametrize("size", [SIZE_BYTES_MIN, 200, 4096, SIZE_BYTES_MAX])
