@@ -28,6 +28,7 @@ from gazette_sdk.retries import pause
 from gazette_sdk.transport.append.append import append
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.journal_reader import read_metadata
+from gazette_sdk.transport.loop import for_each
 
 READY_TIMEOUT_S: Final = 5.0
 """Longest wait until a new journal is served: then it is left to its brokers."""
@@ -74,18 +75,16 @@ async def begin_journals(transport: Transport, journals: Sequence[str], *, conti
     Raises:
         JournalExistsError: they have such fragments.
     """
-    room = asyncio.Semaphore(_CONCURRENT_MAX)
 
     async def begins(journal: str) -> bool:
-        async with room:
-            try:
-                async with asyncio.timeout(READY_TIMEOUT_S):
-                    return await _begins(transport, journal, continues=continues)
-            except TimeoutError:
-                _log.info("%s is not served yet", journal)
-                return True
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                return await _begins(transport, journal, continues=continues)
+        except TimeoutError:
+            _log.info("%s is not served yet", journal)
+            return True
 
-    begun = await asyncio.gather(*map(begins, journals))
+    begun = await for_each(journals, begins, _CONCURRENT_MAX)
     refused = [journal for journal, is_begun in zip(journals, begun, strict=True) if not is_begun]
     if refused:
         names = ", ".join(refused[:_NAMED_MAX]) + (", …" if len(refused) > _NAMED_MAX else "")

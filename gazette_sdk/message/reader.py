@@ -316,8 +316,6 @@ class Reader(Closable, AsyncClosable, Generic[M]):
                 found = await for_each(offsets, lag)
         except TimeoutError:
             raise DeadlineExceededError(f"the lag is not known within {timeout_s:g} s") from None
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from None
         finally:
             if self._transport is None:
                 await transport.aclose()

@@ -1,13 +1,12 @@
 """Content of journals as it is at one moment: their fragments, in order, and the gaps between.
 
-Connections of driver and executors, with the credentials of their environment.
-
-Options of a data frame stand in plans and in Spark's web pages, so no secret is an option.
+Connections of driver and executors have the credentials of their environment
+(:func:`open_transport`). Options of a data frame stand in plans and in Spark's web pages, so no
+secret is an option.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -29,6 +28,7 @@ from gazette_sdk.transport import Transport, connect
 from gazette_sdk.transport.append.append import TRANSIENT
 from gazette_sdk.transport.fragment_store import GAP_AGE_S
 from gazette_sdk.transport.listing import list_all_fragments, list_journals
+from gazette_sdk.transport.loop import for_each
 from gazette_sdk.transport.wire import Tls
 from gazette_spark.options import BROKER_SCHEMES, Options
 
@@ -201,14 +201,12 @@ async def content_of(transport: Transport, options: Options) -> list[JournalCont
             f"no journal matches {options.journals!r} at {options.url}; check the option"
             " 'journals', and the address or the store"
         )
-    slots = asyncio.Semaphore(CONCURRENT_LISTINGS_MAX)
 
     async def fetch(journal: pb.ListResponse.Journal) -> JournalContent:
-        async with slots:
-            cover = await fragments_of(transport, journal.spec.name)
+        cover = await fragments_of(transport, journal.spec.name)
         return JournalContent(journal.spec, journal.create_revision, cover)
 
-    return list(await asyncio.gather(*map(fetch, listing.journals)))
+    return await for_each(listing.journals, fetch, CONCURRENT_LISTINGS_MAX)
 
 
 async def fragments_of(transport: Transport, journal: str, *, begin: int = 0) -> CoverSet:

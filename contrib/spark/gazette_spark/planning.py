@@ -1,16 +1,15 @@
 """Planning of reads: content of journals to ranges, and ranges to tasks. Pure.
 
-Ranges end where fragments end. Fragments end between appends, and no message spans two appends,
-so that uncommitted ranges are decoded independently. A committed range is a whole journal: which
-of its messages are committed depends on those before and after.
+Ranges end where fragments end. Fragments end between appends, and no message spans two appends, so
+that uncommitted ranges are decoded independently. A committed range is a whole journal: which of
+its messages are committed depends on those before and after.
 
-Admission: how much of each journal the next micro-batch reads. Pure.
+Admission decides how much of each journal the next micro-batch reads.
 
-Filters that Spark pushes down: which ranges of journals no wanted row can be in. Pure.
-
-Ranges are left out, and no rows: every filter is handed back to Spark, which applies it again.
-A schema may give metadata columns other types, which may be less exact. Filters of those leave out
-nothing.
+:class:`Pruning` finds the ranges of journals that hold no wanted row, by the filters that Spark
+pushes down. Ranges are left out, and no rows: every filter is handed back to Spark, which applies
+it again. A schema may give metadata columns other types, which may be less exact. Filters of those
+leave out nothing.
 """
 
 from __future__ import annotations

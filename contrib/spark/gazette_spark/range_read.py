@@ -1,6 +1,6 @@
 """Reads of ranges on executors: record batches of the schema that Spark wants.
 
-Transport to the content of one range, as it was planned.
+:class:`RangeTransport` reads the content of one range, as it was planned.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import datetime as dt
 import math
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,15 +41,16 @@ from gazette_sdk.protocol import labels
 from gazette_sdk.protocol.fragments import parse_content_path
 from gazette_sdk.transport import Transport
 from gazette_sdk.transport import loop as sdk_loop
+from gazette_sdk.transport.base import ReadOnlyTransport
 from gazette_sdk.transport.fragment_store import FragmentStoreTransport
 from gazette_sdk.transport.journal_reader import RetryReader
-from gazette_sdk.transport.wire import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
+from gazette_sdk.transport.wire import ANYWHERE, ReadItem, Target
 from gazette_spark.content import open_transport
 from gazette_spark.options import Options
 from gazette_spark.planning import JournalRange
 
 
-class RangeTransport(Transport):
+class RangeTransport(ReadOnlyTransport):
     """Transport that reads one range of a journal.
 
     It lists the journal as it was planned, opens the store's fragments that were planned, and
@@ -130,35 +131,11 @@ class RangeTransport(Transport):
         """List fragments as they are now."""
         return await self._inner.list_fragments(request, target)
 
-    async def apply(self, request: pb.ApplyRequest) -> pb.ApplyResponse:  # noqa: ARG002
-        """Refused."""
-        raise self._refused()
-
-    async def append(
-        self,
-        requests: AsyncIterator[AppendItem],  # noqa: ARG002
-        target: Target = ANYWHERE,  # noqa: ARG002
-    ) -> pb.AppendResponse:
-        """Refused."""
-        raise self._refused()
-
-    def replicate(
-        self,
-        requests: AsyncIterator[ReplicateItem],  # noqa: ARG002
-        target: Target,  # noqa: ARG002
-    ) -> AsyncGenerator[pb.ReplicateResponse]:
-        """Refused."""
-        raise self._refused()
-
-    async def fragment_store_health(
-        self,
-        request: pb.FragmentStoreHealthRequest,  # noqa: ARG002
-    ) -> pb.FragmentStoreHealthResponse:
-        """Refused."""
-        raise self._refused()
-
-    def _refused(self) -> NotAllowedError:
-        return NotAllowedError("a range of a journal can only be read", journal=self._part.journal)
+    def _refused(self, what: str) -> NotAllowedError:
+        return NotAllowedError(
+            f"a range of a journal can only be read: {what} through a broker",
+            journal=self._part.journal,
+        )
 
     async def aclose(self) -> None:
         """Nothing is left open: the connections are the caller's."""

@@ -3,10 +3,6 @@
 A task prepares a transaction and returns its intents. The commit decides over all of them at once,
 in the transaction log of the writer, and writes them. Whatever is not decided is never visible:
 there is nothing to undo, and ``abort`` may come after a commit that failed half way.
-
-Rows of record batches as messages of the journals that a write goes to.
-
-Partitions of a DataFrame by the journals that its rows will be written to.
 """
 
 from __future__ import annotations

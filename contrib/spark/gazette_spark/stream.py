@@ -1,11 +1,10 @@
 """Streaming reads: offsets of micro-batches on the driver, and the ranges of each.
 
-Follower of the journals that a stream reads: which there are, and how far they go.
+A follower lists the journals of the stream, and how far they go.
 """
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
 import os
@@ -37,6 +36,7 @@ from gazette_sdk.retries import pause
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.journal_reader import read_metadata
 from gazette_sdk.transport.listing import WatchedList
+from gazette_sdk.transport.loop import for_each
 from gazette_spark.content import (
     CONCURRENT_LISTINGS_MAX,
     STOPPING,
@@ -79,7 +79,6 @@ class JournalFollower:
         self._options = options
         self._transport = open_transport(options.url)
         self._watched = WatchedList(self._transport, selector_of(options))
-        self._slots = asyncio.Semaphore(CONCURRENT_LISTINGS_MAX)
         # By journal: begin of the first fragment that was needed last.
         self._listed_from: dict[str, int] = {}
 
@@ -112,7 +111,11 @@ class JournalFollower:
         """
         listed = await self.journals()
         names = [name for name in needed if name in listed]
-        covers = await asyncio.gather(*(self._cover(name, *needed[name]) for name in names))
+
+        async def cover_of(name: str) -> CoverSet | None:
+            return await self._cover(name, *needed[name])
+
+        covers = await for_each(names, cover_of, CONCURRENT_LISTINGS_MAX)
         return {
             name: JournalContent(listed[name].spec, listed[name].create_revision, cover)
             for name, cover in zip(names, covers, strict=True)
@@ -122,7 +125,7 @@ class JournalFollower:
     async def heads(self) -> dict[str, int]:
         """Return the write heads of all journals."""
         names = list(await self.journals())
-        heads = await asyncio.gather(*map(self._head, names))
+        heads = await for_each(names, self._head, CONCURRENT_LISTINGS_MAX)
         return dict(zip(names, heads, strict=True))
 
     async def aclose(self) -> None:
@@ -131,11 +134,10 @@ class JournalFollower:
         await self._transport.aclose()
 
     async def _head(self, name: str) -> int:
-        async with self._slots:
-            try:
-                found = await patiently(lambda: read_metadata(self._transport, name, -1))
-            except (JournalNotFoundError, SuspendedError):
-                return 0  # deleted since it was listed, or without any content to read
+        try:
+            found = await patiently(lambda: read_metadata(self._transport, name, -1))
+        except (JournalNotFoundError, SuspendedError):
+            return 0  # deleted since it was listed, or without any content to read
         return max(found.write_head, found.offset)
 
     async def _cover(self, name: str, begin: int, end: int) -> CoverSet | None:
@@ -145,16 +147,15 @@ class JournalFollower:
         and is not waited for if none is needed.
         """
         ends_at = time.monotonic() + HEAD_LAG_MAX_S
-        async with self._slots:
-            try:
-                while True:
-                    cover = await self._listed(name, begin)
-                    is_idle = not cover and begin >= end
-                    if cover.end >= end or is_idle or time.monotonic() >= ends_at:
-                        return cover
-                    await pause(1)
-            except JournalNotFoundError:
-                return None
+        try:
+            while True:
+                cover = await self._listed(name, begin)
+                is_idle = not cover and begin >= end
+                if cover.end >= end or is_idle or time.monotonic() >= ends_at:
+                    return cover
+                await pause(1)
+        except JournalNotFoundError:
+            return None
 
     async def _listed(self, name: str, needed: int) -> CoverSet:
         begin = self._listed_from.get(name, 0)

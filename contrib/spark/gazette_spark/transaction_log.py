@@ -3,10 +3,7 @@
 Every line is appended with the offset at which the log was seen to end. If that is not its end any
 more, somebody else wrote, or an earlier attempt did, and the log is looked at again.
 
-Records of a transaction log, and the decision over the next step of a commit. Pure.
-
-A transaction log is a journal of one writer. Its lines are JSON objects, each appended only if the
-log ends where it was last read:
+Its lines are JSON objects, each appended only if the log ends where it was last read:
 
 - ``{"log": 1}``: header, of which several may stand there
 - ``{"decided": 7, "job": "…", "intents": ["…"], "rows": 3}``: transaction 7 is decided. Its
@@ -14,6 +11,8 @@ log ends where it was last read:
 - ``{"completing": 7}``: another commit than that which decided 7 begins to write its intents
 - ``{"done": 7, "clean": true}``: they are written. ``clean``: each by one attempt only, so that
   the producers of the transaction may be used again
+
+The next step of a commit is a pure decision:
 
 =========== ==================== ================= ================= =================
 log ends    number wanted        stream            application       unnamed writer

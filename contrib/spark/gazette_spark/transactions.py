@@ -5,7 +5,6 @@ Each function has an asynchronous form, whose name begins with ``a``.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ from gazette_sdk.protocol.labels import MANAGED_BY
 from gazette_sdk.transport import Transport
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.listing import list_journals
+from gazette_sdk.transport.loop import for_each
 from gazette_spark.content import open_transport
 from gazette_spark.transaction_log import MANAGER, LogTail, TransactionLog
 from gazette_spark.write_options import TRANSACTION_LOG, log_name
@@ -84,15 +84,13 @@ async def alist_logs(
 ) -> list[LogState]:
     """Return the states of logs, see :func:`list_logs`."""
     prefix = f"{transaction_log.rstrip('/')}/"
-    limit = asyncio.Semaphore(READ_AT_ONCE)
 
     async with open_transport(address) as transport:
 
         async def read(log: str) -> LogState:
             writer = log.removeprefix(prefix)
             try:
-                async with limit:
-                    tail = await TransactionLog(transport, log, "").read()
+                tail = await TransactionLog(transport, log, "").read()
             except GazetteError as error:
                 if error.journal != log:
                     raise
@@ -101,7 +99,7 @@ async def alist_logs(
             return LogState.of(writer, log, tail)
 
         listing = await list_journals(transport, f"prefix={prefix},{MANAGED_BY}={MANAGER}")
-        return await asyncio.gather(*(read(each.spec.name) for each in listing.journals))
+        return await for_each([each.spec.name for each in listing.journals], read, READ_AT_ONCE)
 
 
 async def astate(

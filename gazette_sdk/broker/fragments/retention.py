@@ -31,6 +31,7 @@ from gazette_sdk.protocol.durations import to_seconds
 from gazette_sdk.protocol.fragments import length_of
 from gazette_sdk.protocol.labels import CONTENT_TYPE, RECOVERY_LOG, needed_from, values_of
 from gazette_sdk.retries import Outage
+from gazette_sdk.transport.loop import for_each
 
 REMOVALS_MAX: Final = 8
 """Concurrent removals of one journal."""
@@ -128,7 +129,6 @@ class Retention:
 
     async def remove(self, spec: pb.JournalSpec, aged: Sequence[StoredFragment]) -> None:
         """Remove fragments from their stores. What fails is in the next listing again."""
-        room = asyncio.Semaphore(REMOVALS_MAX)
         outage = self._outages.setdefault(
             spec.name, Outage(_log, f"removal of fragments of {spec.name} beyond its retention")
         )
@@ -138,15 +138,14 @@ class Retention:
 
         async def remove(each: StoredFragment) -> None:
             nonlocal failures
-            async with room:
-                try:
-                    if await self._stores.remove(each.fragment):
-                        gone.append(each)
-                except (GazetteError, OSError) as error:
-                    failures += 1
-                    outage.failed(f"{error}; let brokers delete there, or use --broker.prune=false")
+            try:
+                if await self._stores.remove(each.fragment):
+                    gone.append(each)
+            except (GazetteError, OSError) as error:
+                failures += 1
+                outage.failed(f"{error}; let brokers delete there, or use --broker.prune=false")
 
-        await asyncio.gather(*map(remove, aged))
+        await for_each(aged, remove, REMOVALS_MAX)
         RETENTION_FRAGMENTS.value += len(gone)
         RETENTION_BYTES.value += sum(length_of(each.fragment) for each in gone)
         if not failures:
