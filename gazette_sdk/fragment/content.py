@@ -4,14 +4,13 @@ A fragment's name holds its offsets and the SHA-1 of its content. Readers verify
 must have the length of the name and, when it is decoded from its beginning, its sum. A damaged
 fragment is an error with a remedy, never wrong bytes.
 
-Cover sets: look-up of an offset among a journal's fragments (broker section 10).
+A :class:`CoverSet` finds an offset among a journal's fragments (broker section 10). A journal's
+bytes are often stored more than once: two brokers uploaded overlapping fragments, or a fragment
+grew. The set keeps fragments that add bytes, in order, and none that lies wholly inside another, so
+that begins and ends both strictly increase and every look-up is a binary search.
 
-A journal's bytes are often stored more than once: two brokers uploaded overlapping fragments, or
-a fragment grew. A cover set keeps only fragments that add bytes. It is ordered, and no fragment
-lies wholly inside another, so that begins and ends both strictly increase and every look-up is a
-binary search.
-
-GET of a URL of which a store or a broker said that a fragment is there, and nowhere else.
+:func:`open_without_redirects` gets a URL of which a store or a broker said that a fragment is
+there, and follows no redirect to another place.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ A store may show an object of a fragment's name that does not have its content: 
 the store cut off. Its length contradicts its name. It counts as no content, but its offsets were
 given: a journal never begins before them.
 
-Reading a fragment by the URL that a broker sent (client section 5, "Direct fragment reads").
+:func:`open_url` opens a fragment by the URL that a broker sent (client section 5, "Direct fragment
+reads").
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 r"""Interface of a framing: payloads of messages to frames and back.
 
-Cutter of a journal's content, received in chunks of any size, into frames.
+A :class:`Cutter` cuts a journal's content, received in chunks of any size, into frames.
 
-Fixed header and payload: the framing of protobuf messages (message section 7).
-
-JSON lines: one compact JSON value per message, ended by ``\n`` (message section 6).
-
-Framings by content type, process-wide (message section 5).
+:class:`FixedProtobuf` is the framing of protobuf messages: a fixed header and the payload (message
+section 7). :class:`JsonLines` has one compact JSON value per message, ended by ``\n`` (message
+section 6). :func:`framing_for` finds a framing by its content type (message section 5).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Changes of journals against what exists: outcomes, transactions and conflicts.
 
-Creation of the partitions of a topic, with defaults that depend on the cluster.
+:func:`create_journals` creates the partitions of a topic, with defaults that depend on the cluster.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A listed journal, as a plain dataclass.
 
-Values of a journal that callers give, and the defaults of the others.
+:class:`JournalOptions` are the values that callers give; :func:`default_spec` has the others.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Broker of a local cluster: one ``gazette serve`` process at a time.
 
-Conditions of the keys of a cluster in Etcd.
+:func:`wait_until` waits for a condition of the cluster's keys in Etcd.
 """
 
 from __future__ import annotations

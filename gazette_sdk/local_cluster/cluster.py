@@ -1,10 +1,7 @@
 """Local cluster: Etcd, brokers in processes of their own, and a fragment store in files.
 
-Names of brokers over a data directory.
-
-Specs that a program applies to a cluster of its own, at any revision.
-
-Leases of brokers that do not serve any more.
+Brokers have the same names over a data directory each time (:func:`broker_name`). Leases of brokers
+that do not serve any more are revoked (:func:`revoke_leases`).
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """Batches of messages of journals, for one consumer.
 
-The :class:`BatchReader` takes the content that a
-:class:`~gazette_sdk.message.reading.fetcher.Fetcher` put into its queue, decodes it by a
-:class:`~gazette_sdk.message.reading.journal_decoder.ContentDecoder` for each journal, and asks a
-:class:`~gazette_sdk.message.reading.delivery.Delivery` which messages are delivered, and when. It
-does so in the thread or coroutine of its consumer. Messages are envelopes or rows of record
-batches: whatever the decoders return.
+The :class:`BatchReader` takes the content that a :class:`~gazette_sdk.message.fetcher.Fetcher` put
+into its queue, decodes it by a :class:`ContentDecoder` for each journal, and asks a
+:class:`~gazette_sdk.message.delivery.Delivery` which messages are delivered, and when. It does so
+in the thread or coroutine of its consumer. Messages are envelopes or rows of record batches:
+whatever the decoders return.
 
-Selection of messages since a time, for readers that begin at a time. Pure.
-
-Decoders of a journal: content to runs of messages, in chunks (message section 12). Pure.
+A :class:`ContentDecoder` turns content of a journal, in chunks, into runs of messages (message
+section 12); :class:`JournalDecoder` is that of envelopes. For readers that begin at a time,
+:func:`messages_since` leaves out earlier messages. Decoders are pure.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Batches of messages, encoded and stamped in bulk.
 
-Beside its own encoding a message costs a key, a slice of the encoded lines and a UUID's text out
-of a matrix: all in loops of C. All messages are checked before the first one is stamped.
+Beside its own encoding a message costs a key, a slice of the encoded lines and a UUID's text out of
+a matrix: all in loops of C. All messages are checked before the first one is stamped.
 
-Record batches as messages: their rows, of a class made for their columns.
+The rows of record batches are messages of a class that is made for their columns (:class:`Row`).
 """
 
 from __future__ import annotations

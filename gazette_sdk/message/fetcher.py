@@ -1,13 +1,11 @@
 """Coroutines that fetch the content of journals ahead of a reader's consumer.
 
-One task per journal moves content into a bounded queue. The consumer takes it from there, and
-cuts, decodes and sequences it in its own thread or coroutine.
+One task per journal moves content into a bounded queue. The consumer takes it from there, and cuts,
+decodes and sequences it in its own thread or coroutine.
 
-The bounded queue between the coroutines that fetch journals and their one consumer.
-
-Offsets at which the reads of journals begin, and whether the journals have them.
-
-Plan of a reader: which journals it reads, and from which offsets to which.
+A :class:`Plan` has the journals that a reader reads, and from which offsets to which.
+:class:`Positions` finds the offset at which each read begins, and if its journal has it. The
+:class:`ContentQueue` is between the coroutines and their one consumer.
 """
 
 from __future__ import annotations

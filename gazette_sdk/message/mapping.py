@@ -1,18 +1,16 @@
 """Mappings of messages to journals (message section 9).
 
 A mapping is any callable from a message to the name of a journal. The mappings of this module
-choose among the journals that match a label selector, which a publisher watches: new partitions
-are used as soon as they are listed. Keys are hashed as in other implementations, so that all
-write a key to the same partition::
+choose among the journals that match a label selector, which a publisher watches: new partitions are
+used as soon as they are listed. Keys are hashed as in other implementations, so that all write a
+key to the same partition::
 
     by_key = mapping.modulo("topic=orders", key=attrgetter("customer"))
 
 A key is a str (its UTF-8 bytes), bytes (as they are), or an int (its decimal text).
 
-The journals a mapping chooses among, watched, and where publishers find them.
-
-Everything here belongs to the SDK's event loop, but for :attr:`Watches.current`, which any
-thread may look at.
+:class:`Watches` follows the journals among which mappings choose. It belongs to the publisher's
+event loop, but for :attr:`Watches.current`, which any thread may look at.
 """
 
 from __future__ import annotations

@@ -2,13 +2,12 @@
 
 Messages are written when they are published, but stay invisible to committed readers until an
 acknowledgement follows in their journal. The order in which a transaction ends is what makes it
-atomic (message section 11): all messages are durable, then the acknowledgements are built and,
-if that is wanted, stored, and only then they are written. From the moment they are stored the
+atomic (message section 11): all messages are durable, then the acknowledgements are built and, if
+that is wanted, stored, and only then they are written. From the moment they are stored the
 transaction is decided, whatever happens to this process.
 
-Ends of transactions, as steps which yield what they wait for.
-
-The steps are the same for plain code, which blocks, and for coroutines, which await.
+A transaction ends in steps that yield what they wait for. They are the same for plain code, which
+blocks (:func:`run_steps`), and for coroutines, which await (:func:`arun_steps`).
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ A message's UUID is an RFC 4122 UUID of version 1: its time is the upper part of
 clock, its clock sequence holds the clock's lowest four bits and the flags, and its node is the
 producer.
 
-Clocks of producers, which order their messages (message section 2).
-
-Flags of a message's UUID: the part of the message in a transaction (message section 3).
+The clock of a producer orders its messages (message section 2). The flags are the message's part in
+a transaction (message section 3).
 """
 
 from __future__ import annotations

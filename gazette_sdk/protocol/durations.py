@@ -1,13 +1,11 @@
 """Durations: Go's duration strings, ``google.protobuf.Duration``, and integers of nanoseconds.
 
-Text is Go's: ``1h0m0s``, ``1.5s``, ``100ms``, ``-2m``; see journal-space YAML, protocol
-section 14.
+Text is Go's: ``1h0m0s``, ``1.5s``, ``100ms``, ``-2m``; see journal-space YAML, protocol section 14.
 
-Go's time layouts: a time is formatted like the reference time ``Mon Jan 2 15:04:05 2006``.
-
-Path postfix templates use them (protocol section 6.3). Times are UTC.
-
-Variable-length integers of protobuf's encoding, for messages that are encoded by hand.
+:func:`format_time` formats a time in UTC by one of Go's layouts, which are forms of the reference
+time ``Mon Jan 2 15:04:05 2006``; path postfix templates use them (protocol section 6.3).
+:func:`encode_varint` and :func:`decode_varint` are protobuf's integers of variable length, for
+messages that are encoded by hand.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 Functions that take a set and a name change the set in place; ``union``, ``intersect`` and
 ``subtract`` return new sets. All of them expect sorted sets and keep the order.
 
-Label selectors: parsing, formatting and matching (protocol sections 5.2 to 5.4).
-
-Labels of one name are ORed, different names are ANDed, and no excluded name may match.
+Label selectors are parsed, formatted and matched here (protocol sections 5.2 to 5.4). Labels of one
+name are ORed, different names are ANDed, and no excluded name may match.
 """
 
 from __future__ import annotations

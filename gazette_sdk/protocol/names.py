@@ -1,15 +1,13 @@
 """Names, tokens and path components (protocol section 4).
 
-Lengths are counted in UTF-8 bytes, character classes are those of code points. No character at
-or below ``#`` is in either class, because ``#`` separates the parts of Etcd keys.
+Lengths are counted in UTF-8 bytes, character classes are those of code points. No character at or
+below ``#`` is in either class, because ``#`` separates the parts of Etcd keys.
 
-URLs of fragment stores and of processes (protocol section 8).
-
-Store schemes of the wire contract are ``s3``, ``gs``, ``azure``, ``azure-ad`` and ``file``. This
-SDK has more, which other implementations refuse: ``abfs`` and ``az``, fsspec's names of ``azure``
-(also ``abfs://container@account.dfs.core.windows.net/``), ``hdfs`` and ``webhdfs``, Hadoop's file
-system by its native and its HTTP protocol, and ``memory``, an in-process store for tests and
-notebooks.
+URLs of fragment stores and of processes are here, too (protocol section 8). Store schemes of the
+wire contract are ``s3``, ``gs``, ``azure``, ``azure-ad`` and ``file``. This SDK has more, which
+other implementations refuse: ``abfs`` and ``az``, fsspec's names of ``azure`` (also
+``abfs://container@account.dfs.core.windows.net/``), ``hdfs`` and ``webhdfs``, Hadoop's file system
+by its native and its HTTP protocol, and ``memory``, an in-process store for tests and notebooks.
 """
 
 from __future__ import annotations

@@ -2,11 +2,10 @@
 
 They are those of shard sections 1, 3 and 4, set operations over specs those of section 12.
 
-Rules of requests and responses of the shard service (shard section 4).
-
-A server validates List, Apply and Unassign requests before it acts; Stat and GetHints find no
-shard of an impossible id. A client validates each response. The rule that fails first is part of
-the contract; texts are not.
+The rules of requests and responses of the shard service are those of shard section 4. A server
+validates List, Apply and Unassign requests before it acts; Stat and GetHints find no shard of an
+impossible id. A client validates each response. The rule that fails first is part of the contract;
+texts are not.
 """
 
 from __future__ import annotations

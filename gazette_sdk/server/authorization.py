@@ -1,10 +1,9 @@
 """Authorization of callers, and its end in time (protocol section 12).
 
-Audit log: who wrote and who was refused, as records of the logger ``gazette.audit``.
-
-Equal events of one minute are one record. Its repetitions are counted, and are logged with the next
-one or at the end of the minute. So a loop of refused calls does not fill a disk. Different events
-are bounded in number, too: unknown clients choose the names in them.
+The :class:`AuditLog` names callers that wrote or were refused, in records of the logger
+``gazette.audit``. Equal events of one minute are one record. Its repetitions are counted, and are
+logged with the next one or at the end of the minute. So a loop of refused calls does not fill a
+disk. Different events are bounded in number, too: unknown clients choose the names in them.
 """
 
 from __future__ import annotations

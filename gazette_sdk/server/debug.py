@@ -14,7 +14,7 @@ Any other path is left to later mounts. Where authorization keys are configured,
 ``/debug/ready`` requires a token with the capability LIST and without a selector: the pages show
 all journals of the process.
 
-State of a running process: tasks, threads, memory and CPU profile.
+The functions below return the state of a running process: tasks, threads, memory and a CPU profile.
 """
 
 from __future__ import annotations

@@ -4,15 +4,13 @@ aiohttp implements the protocol. Its router is not used: a journal's name is a p
 its own. A path that is not canonical is redirected. The mounts get a request in order until one
 answers. :class:`HttpConnection` has the bounds of a connection.
 
-Media type of a body, guessed from its first bytes as browsers do.
-
-A gateway has no media type of a journal's bytes. The rules are those of the "MIME Sniffing"
-standard of the WHATWG, sections 6 and 7, without the container formats whose header needs parsing.
-
-HTTP connection with bounds in time: for a request's headers, and for its body.
+A gateway has no media type of a journal's bytes. So :func:`guess_content_type` guesses it from the
+first bytes, as browsers do, by the rules of the "MIME Sniffing" standard of the WHATWG, sections 6
+and 7, without the container formats whose header needs parsing.
 
 aiohttp bounds the size of headers and the idle time between requests. It has no bound for a client
 that sends a request slowly, and it logs a traceback for every malformed one.
+:class:`HttpConnection` has bounds in time for a request's headers, and for its body.
 """
 
 from __future__ import annotations

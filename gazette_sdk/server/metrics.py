@@ -4,7 +4,7 @@ Names and labels must stay compatible (broker section 19, operations section 3).
 library ends every counter's name in ``_total`` (some of ours end otherwise), and adds a
 ``_created`` series to each. So the text is written here, from the library's registry.
 
-Outcomes of calls: errors of services as gRPC status codes, the same on every wire.
+:func:`outcome_of` makes errors of services gRPC status codes, the same on every wire.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
 """Server: a public port and all protocols on it.
 
-Limits of the operating system which a server has to raise.
+:class:`StopSignal`: SIGTERM and SIGINT ask a server to drain and exit, SIGQUIT to exit without a
+drain. The first one wakes the waiters. Later ones of the first two do nothing: a drain continues
+(cli section 3.1). SIGQUIT ends a drain, too.
 
-Stop signals: SIGTERM and SIGINT ask a server to drain and exit, SIGQUIT to exit without a drain.
-
-The first one wakes the waiters. Later ones of the first two do nothing: a drain continues (cli
-section 3.1). SIGQUIT ends a drain, too.
-
-Files that a running server reads again: keys and certificates.
-
-A file is read again when its time of modification, its size or its inode has changed, which is
-checked periodically, and at SIGHUP. Orchestrators replace mounted secrets without any signal.
+Keys and certificates are files that a running server reads again (:class:`ReloadedFiles`). A file
+is read again when its time of modification, its size or its inode has changed, which is checked
+periodically, and at SIGHUP. Orchestrators replace mounted secrets without any signal.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
         cluster.broker("broker-1").start()
         cluster.wait_until_ready()
 
-A real Etcd for tests.
+:class:`EtcdFixture` is a real Etcd for tests.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """Journals as files over HTTP: GET reads, HEAD looks, PUT appends (broker section 16).
 
-The path is the journal's name. A GET answers 206 and streams content; why the body ended stands
-in the trailer ``X-Close-Error``. A PUT is one append, acknowledged with 204. Its body may have the
+The path is the journal's name. A GET answers 206 and streams content; why the body ended stands in
+the trailer ``X-Close-Error``. A PUT is one append, acknowledged with 204. Its body may have the
 ``Content-Encoding`` gzip or deflate.
 
 Where keys are configured the caller's own bearer token is required, as on every other front.
 
-Decoder of a request's compressed body, which must be complete (RFC 9110, section 8.4).
-
-RPCs of the journal service that the JSON gateway offers (protocol section 15).
+:class:`BodyDecoder` decodes a request's compressed body, which must be complete (RFC 9110, section
+8.4). :func:`json_methods` has the RPCs that the JSON gateway offers (protocol section 15).
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ reach, as soon as another broker takes the place. A primary that reaches no repl
 other brokers, though replicas answer in Etcd, is cut off itself: it gives its role to one of them,
 which holds every acknowledged byte, too.
 
-Links of a broker to its peers: since when one has not worked. Pure.
+:class:`Links` has the times since which a broker's links to its peers have not worked. All of it is
+pure.
 """
 
 from __future__ import annotations

@@ -1,18 +1,16 @@
 """Refresh of a replica's index from its journal's stores (broker section 11).
 
-Journals whose listings show all of their content: others may continue after that.
+:func:`listed_journals` finds the journals whose listings show all of their content, so that other
+brokers may continue them. A store may list an object some time after it has stored it: a broker
+that takes over a journal without any other replica learns its head from a listing, and one without
+the last fragments would make it give their offsets again.
 
-A store may list an object some time after it has stored it. Whoever takes over a journal that
-no one is left of learns its head from a listing: one without the last fragments would make it give
-their offsets again.
-
-Copies of un-stored content, from the other replicas of a journal to a new one.
-
-A replica that joins gets appends from then on. What was appended before is in the stores, or on the
-other replicas only: those bytes have one holder less than the journal's replication. So whenever
-the replicas agreed, ours asks the others for their un-stored fragments, and copies those that it
-lacks: then as many brokers as required may be lost again. A copy is a spool like any other, with a
-log of its own.
+:class:`UnstoredCopies` copies un-stored content from the other replicas to a new one. A replica
+that joins gets appends from then on. What was appended before is in the stores, or on the other
+replicas only: those bytes have one holder less than the journal's replication. So whenever the
+replicas agreed, ours asks the others for their un-stored fragments, and copies those that it lacks:
+then as many brokers as required may be lost again. A copy is a spool like any other, with a log of
+its own.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Each send that asks for an answer adds a future, and answers resolve the futures in the order of the
 sends.
 
-The Replicate streams, and other calls, that a broker has open to others.
+:class:`PeerStreams` holds the Replicate streams, and other calls, that a broker has open to others.
 """
 
 from __future__ import annotations

@@ -2,14 +2,12 @@
 
 The stream owns the spool while it lasts. At its end, whatever the reason, uncommitted content is
 rolled back, and the spool is free for the next stream. A stream whose route is not the journal's
-any more ends even if its primary sends nothing (`PrimaryRequests`): a frozen primary must not
-keep the spool from its successor.
+any more ends even if its primary sends nothing (`PrimaryRequests`): a frozen primary must not keep
+the spool from its successor.
 
-Begin and end of a replica's pipeline, which owns the replica's spool in between.
-
-Work that is done only for as long as a journal has the route it was begun with.
-
-Requests of a journal's primary, for as long as the journal has the route of their stream.
+A primary begins and ends its pipeline here, too (:func:`start_pipeline`): it owns the replica's
+spool in between. :func:`while_routed` does work only for as long as the journal has the route with
+which it was begun.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Interface of fragment stores (broker section 15).
 
-Base of stores over a network: time limits, retries, listings by pages.
+:class:`ObjectStore` is the base of stores over a network, with time limits, retries and listings by
+pages.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Fragments as files below a directory (broker section 15).
 
-Store in this process, on fsspec's file system in memory: for tests and notebooks.
+:class:`MemoryStore` is in this process, on fsspec's file system in memory: for tests and notebooks.
 """
 
 from __future__ import annotations

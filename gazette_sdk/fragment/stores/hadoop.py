@@ -1,12 +1,10 @@
-"""Base of stores in Hadoop's file system: directories, and files that are renamed into place.
+"""Stores in Hadoop's file system: directories, and files that are renamed into place.
 
-Hadoop's file system over WebHDFS, with the sessions of fsspec's ``webhdfs``.
+:class:`WebHdfsStore` uses WebHDFS, with the sessions of fsspec's ``webhdfs``. The NameNode
+redirects reads and writes of content to a DataNode. The client of fsspec does not check the answers
+of DataNodes, nor of renaming, and knows no time limits; so requests are sent here.
 
-The NameNode redirects reads and writes of content to a DataNode. The client of fsspec does not
-check the answers of DataNodes, nor of renaming, and knows no time limits; so requests are sent
-here.
-
-Hadoop's file system by its native protocol: fsspec's ``hdfs``, which is Arrow's over libhdfs.
+:class:`HdfsStore` uses the native protocol: fsspec's ``hdfs``, which is Arrow's over libhdfs.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 All work on a chunk of whole frames at a time, never on a single message.
 
-CSV records to columns: the schema's columns are the fields after the UUID, by their places.
-
-Protobuf messages to columns: each column at once, of the fields that are wanted.
+Of CSV records the schema's columns are the fields after the UUID, by their places
+(:class:`CsvColumns`). Protobuf messages become columns one after the other, of the fields that are
+wanted (:class:`ProtobufColumns`).
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
 """Schemas of columns, and the conversion of parsed columns to their types.
 
-Conversion of parsed columns to the types of a schema, where a parser's types are others.
-
 A parser takes all columns as nullable, at any depth: acknowledgements are empty, and lack every
 column. What other messages lack is checked on its results. And it takes timestamps as texts, of
 which pyarrow's parsers read some forms, and take their zones as they like.
 
-Schemas of the columns of classes of messages: each field's type as an Arrow type.
-
-Fields of JSON classes have the type of their values, not of the JSON text: a ``datetime`` is a
-timestamp, although its text is a string.
+:func:`schema_of` has the columns of a class of messages: each field's type as an Arrow type. Fields
+of JSON classes have the type of their values, not of the JSON text: a ``datetime`` is a timestamp,
+although its text is a string.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Interface of the kinds of messages: between objects of one class and payloads.
 
-Search of the kind of a class. Empty messages of a class, for acknowledgements.
+:func:`kind_of` finds the kind of a class. :func:`empty_instance` makes an empty message of a class,
+for acknowledgements.
 """
 
 from __future__ import annotations

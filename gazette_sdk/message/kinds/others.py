@@ -1,8 +1,7 @@
 """Kinds of messages as CSV records and in protobuf.
 
-Kind of protobuf messages: the UUID is their field ``bytes uuid`` (message section 7).
-
-Kind of CSV messages: lists of strings, of which the first is the UUID (message section 8).
+Protobuf messages have the UUID in their field ``bytes uuid`` (message section 7). CSV messages are
+lists of strings, of which the first is the UUID (message section 8).
 """
 
 from __future__ import annotations

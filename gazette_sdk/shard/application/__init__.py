@@ -3,5 +3,5 @@
 - ``endpoints``: Declarations of HTTP endpoints and gRPC methods over the state of shards.
 - ``application``: Applications: what is declared of a group of shards, and the hooks that are
   called for them.
-- ``handler``: Applications of one function.
+- ``handler``: Applications of one function, and the generator of an application's shards.
 """

@@ -1,10 +1,9 @@
 """Applications: what is declared of a group of shards, and the hooks that are called for them.
 
-Shards and recovery logs of the journals that an application reads. Pure.
-
-Each journal has one shard, named by the application and the journal, and each shard a recovery
-log with the replication and stores of its source. A journal that a shard of another name reads,
-such as one of a manifest, has its shard. Nothing is changed that exists, and a journal that
+Shards and recovery logs follow from the journals that an application reads (:func:`generated`,
+pure). Each journal has one shard, named by the application and the journal, and each shard a
+recovery log with the replication and stores of its source. A journal that a shard of another name
+reads, such as one of a manifest, has its shard. Nothing is changed that exists, and a journal that
 disappears deletes nothing.
 """
 

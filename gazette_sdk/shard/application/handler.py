@@ -1,10 +1,8 @@
-"""Applications of one function.
+"""Applications of one function, and the generator of an application's shards.
 
-Generator of an application's shards: creates those of new source journals.
-
-It runs in every process of the application, and works in the one that leads; and in
-``gazctl shards generate``. Two that work at a time are harmless: shards and logs are created only
-where there are none.
+The :class:`ShardGenerator` creates the shards of new source journals. It runs in every process of
+the application, and works in the one that leads; and in ``gazctl shards generate``. Two that work
+at a time are harmless: shards and logs are created only where there are none.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@
 
 It is a member of the application as a ``gazette run-consumer`` process is: several programs and
 processes share the shards.
-
-Address of the Etcd of ``gazette dev``, which its broker reports.
 """
 
 from __future__ import annotations

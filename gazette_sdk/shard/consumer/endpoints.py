@@ -1,17 +1,14 @@
 """HTTP endpoints of an application: queries of a shard's state, here or at its primary.
 
-Queries of a process' shards: threads of their own, bounds, and the interruption of those left.
+A query (:class:`Queries`) never takes a thread that shards consume on. A peer, and all peers
+together, have a bounded number of queries in progress; one more is refused at once. A query whose
+caller leaves, or whose time is over, is interrupted: its store is made to give up what it computes,
+as SQLite can, and its thread gets an exception between two steps of Python code. It keeps its place
+until it has returned.
 
-A query never takes a thread that shards consume on. A peer, and all peers together, have a bounded
-number of queries in progress; one more is refused at once. A query whose caller leaves, or whose
-time is over, is interrupted: its store is made to give up what it computes, as SQLite can, and its
-thread gets an exception between two steps of Python code. It keeps its place until it has returned.
-
-Calls of an application's endpoints, over HTTP and gRPC: the shard, and the function here.
-
-A call names its shard, or the endpoint declares the mapping that finds it: the journal to which
-messages of these parameters are published has a shard. If another process is its primary, the call
-goes there, once, with the resolution's header.
+A call, over HTTP or gRPC (:class:`EndpointCalls`), names its shard, or the endpoint declares the
+mapping that finds it: the journal to which messages of these parameters are published has a shard.
+If another process is its primary, the call goes there, once, with the resolution's header.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Hints of shards in Etcd: their keys, and when a primary writes them.
-
-HintsWriter: when a primary stores the hints of what it recorded.
-
-Hints of a shard's recovery in Etcd (shard sections 3 and 5, recovery log section 7).
+"""Hints of a shard's recovery in Etcd (shard sections 3 and 5, recovery log section 7).
 
 While a primary runs, it stores what it recorded under one *primary* key. After each recovery it
 stores the recovered hints as the first *backup*, and older backups move on by one key.

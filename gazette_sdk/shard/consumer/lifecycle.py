@@ -5,13 +5,12 @@ r"""Life of a shard in one process, as a table (shard section 5).
     IDLE -> BACKFILL -> STANDBY -> TAKING_OVER -> OPENING -> PRIMARY
                 \__________________/
 
-Every state before STOPPED can fail, and every state can stop. A failed shard stays failed until
-its assignment is removed: recovering it at once, at the same place, would most likely fail again.
-The table does nothing itself: its owner performs the effects.
+Every state before STOPPED can fail, and every state can stop. A failed shard stays failed until its
+assignment is removed: recovering it at once, at the same place, would most likely fail again. The
+table does nothing itself: its owner performs the effects.
 
-Progress lines in the log, while a shard recovers.
-
-Waiting until shards have consumed what their sources hold, as any client sees it.
+:func:`until_caught_up` waits until shards have consumed the content of their sources, as any client
+sees it.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ log off to itself, which fences its predecessor, opens the store that was restor
 transactions. An error of either fails the shard, with its text in Etcd; the store of a failed shard
 stays readable until its assignment is removed.
 
-Metrics of a consumer process (operations section 3).
-
-Reports of a shard's status, as the value of its assignment in Etcd (shard section 5).
+:class:`StatusReports` writes a shard's status as the value of its assignment in Etcd (shard section
+5). :class:`HintsWriter` stores the hints of what a primary recorded.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
 """Recovery log of a primary: appends that only the log's current author may make.
 
-The register ``author`` of the journal names who recovered the log last. Each append checks it.
-When another process has recovered the log, no append of this one can commit any more.
+The register ``author`` of the journal names who recovered the log last. Each append checks it. When
+another process has recovered the log, no append of this one can commit any more.
 
-Metrics of recovery logs (operations section 3).
-
-Recorded operations: their frames, and the chain of checksums over them (recovery log 1).
-
-A frame is a fixed header and a protobuf message. The content of a write follows its frame; it is
-not part of the message, and the checksum does not cover it.
+A chain of checksums links the recorded operations (recovery log 1). A frame is a fixed header and a
+protobuf message. The content of a write follows its frame; it is not part of the message, and the
+checksum does not cover it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """State in an SQLite database, with SQL in the handler.
 
-The checkpoint is a row of the database. The recovery log holds the database's pages;
-Gazette's own consumers record SQLite in another way, and cannot play it.
-
-Pages of an SQLite database, as they are recorded and restored.
+The checkpoint is a row of the database. The recovery log holds the database's pages; Gazette's own
+consumers record SQLite in another way, and cannot play it.
 
 The log holds neither the database file nor its write-ahead log, but the pages: file ``/pages/N``
 holds 1,024 of them, in order. After a COMMIT, the frames after the last recorded one are read from

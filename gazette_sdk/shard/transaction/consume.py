@@ -1,18 +1,14 @@
 """Consumption of a transaction's messages: its input, and the calls of its hooks.
 
-Consumption with ``def`` hooks, on a worker thread.
+``def`` hooks are called on a worker thread, ``async def`` hooks on the event loop
+(:class:`AsyncConsumer`). The loop of :meth:`MessageConsumer.consume` is the hot path: per message
+no lock, no ``await``, and no new object but the envelope.
 
-The loop of :meth:`MessageConsumer.consume` is the hot path: per message no lock, no ``await``, and
-no new object but the envelope.
-
-Input of a shard: the committed messages of its sources, from a checkpoint on.
-
+The :class:`Input` of a shard is the committed messages of its sources, from a checkpoint on.
 Content is fetched ahead on the event loop. A worker thread takes what has arrived, and cuts,
 decodes and sequences it in the same call: one list of messages at a time. Between two lists, and
-within one, :meth:`Input.checkpoint` has exactly which messages are processed (message section
-13.5, shard section 7).
-
-Consumption with ``async def`` hooks, on the event loop.
+within one, :meth:`Input.checkpoint` has exactly which messages are processed (message section 13.5,
+shard section 7).
 """
 
 from __future__ import annotations

@@ -1,17 +1,15 @@
 """Transaction of a shard, as its handler sees it.
 
-Handles that applications get: the shard that a hook is called for, and the process.
+:class:`Shard` and :class:`Process` are handles that applications get. :class:`InputLike` and the
+other protocols are the interfaces of a shard's runner to its input, output, recorder and log.
 
-Interfaces of what a shard's runner works with: inputs, outputs, the recorder and its log.
-
-Output of a shard: what it publishes, by one producer, and its acknowledgements.
-
-Messages of a transaction are appended as they are published, and stay invisible to committed
-readers until their journals' acknowledgements follow. These are built before the transaction
-commits, are stored with it, and are *queued when the commit starts*, after the transaction's
-messages, to wait there for the commit. So messages of the next transaction, published meanwhile,
-stand after them. Queued any later, an acknowledgement would stand after messages of the next
-transaction with larger clocks, which readers then drop (message section 13.2, shard section 8).
+An :class:`Output` publishes messages by one producer, and their acknowledgements. Messages of a
+transaction are appended as they are published, and stay invisible to committed readers until their
+journals' acknowledgements follow. These are built before the transaction commits, are stored with
+it, and are *queued when the commit starts*, after the transaction's messages, to wait there for the
+commit. So messages of the next transaction, published meanwhile, stand after them. Queued any
+later, an acknowledgement would stand after messages of the next transaction with larger clocks,
+which readers then drop (message section 13.2, shard section 8).
 """
 
 from __future__ import annotations
