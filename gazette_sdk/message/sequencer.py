@@ -112,9 +112,10 @@ class Producer(Generic[T]):
         max: largest clock queued of the open sequence; ``min`` if there is none.
         begin: offset of the open sequence's first undelivered message; -1 if there is none.
         span: the open sequence's messages that are still in the ring.
+        assumed: ``min`` of a producer of which nothing is delivered yet: before its first message.
     """
 
-    __slots__ = ("begin", "id", "max", "min", "span")
+    __slots__ = ("assumed", "begin", "id", "max", "min", "span")
 
     def __init__(self, producer: int, clock: int, begin: int = -1) -> None:
         self.id = producer
@@ -122,6 +123,7 @@ class Producer(Generic[T]):
         self.max = clock
         self.begin = begin
         self.span: deque[Message[T]] | None = None
+        self.assumed = -1
 
 
 class Journal(Generic[T]):
@@ -636,7 +638,7 @@ class Sequencer(Generic[T]):
     def _acknowledge(self, state: Producer[T], message: Message[T]) -> Outcome:
         clock = message[4]
         if clock <= state.min:
-            if clock < state.min:
+            if clock < state.min != state.assumed:  # else reading began within what is rolled back
                 self._rarely(
                     logging.ERROR,
                     "%s: producer %012x acknowledges clock %d at offset %d, but has acknowledged"
@@ -719,6 +721,7 @@ class Sequencer(Generic[T]):
         Each message without UUID, whose clock is 0, has a producer of its own.
         """
         state: Producer[T] = Producer(producer, clock - 1)
+        state.assumed = state.min
         if clock:
             journal.producers[producer] = state
         return state
