@@ -20,6 +20,8 @@ MODULES_MAX = {
     "consume": 45,
     "spark": 37,
     "allocate": 14,
+    "append": 17,
+    "deliver": 19,
     "put": 17,
     "get": 19,
 }

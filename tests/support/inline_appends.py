@@ -16,7 +16,7 @@ from gazette_sdk.message.receipt import Receipt
 from gazette_sdk.transport.append import appender
 from gazette_sdk.transport.append import appender as service
 from gazette_sdk.transport.append.appender import AppendSender
-from gazette_sdk.transport.stream.blocking import BlockingClient
+from gazette_sdk.transport.stream.blocking import StreamBlockingCall
 
 __all__ = [
     "NEVER_S",
@@ -46,15 +46,13 @@ def inline_appends(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the threads that sent inline appends. Connections for these are opened soon."""
     monkeypatch.setattr(appender, "PREPARE_S", 0.02)
     names: list[str] = []
-    send = BlockingClient.append
+    send = StreamBlockingCall.send
 
-    def noting(self, *arguments):
-        call = send(self, *arguments)
-        if call is not None:
-            names.append(threading.current_thread().name)
-        return call
+    def noting(self, data):
+        names.append(threading.current_thread().name)
+        send(self, data)
 
-    monkeypatch.setattr(BlockingClient, "append", noting)
+    monkeypatch.setattr(StreamBlockingCall, "send", noting)
     return names
 
 

@@ -249,8 +249,42 @@ def at_broker(walk: Callable[[EmbeddedCluster], None]) -> None:
         for _ in range(3):
             walk(cluster)
         time.sleep(0.5)
-        with PROFILE.on():
-            walk(cluster)
+        for _ in range(TRIES):
+            with PROFILE.on():
+                walk(cluster)
+
+
+def append() -> None:
+    """A small append by the stream wire."""
+    from support.raw_stream import RawStream  # noqa: PLC0415 - of these walks alone
+
+    opened: list[RawStream] = []
+
+    def walk(cluster: EmbeddedCluster) -> None:
+        if not opened:
+            opened.append(RawStream(cluster.address))
+        opened[0].append("orders/part-000", b'{"x":1}\n')
+
+    at_broker(walk)
+
+
+def deliver() -> None:
+    """A small append by the stream wire, and its delivery to a reader that waits."""
+    from gazette_sdk.protocol.stream_frames import Kind  # noqa: PLC0415 - as above
+    from support.raw_stream import RawStream, read_call  # noqa: PLC0415
+
+    opened: list[RawStream] = []
+
+    def walk(cluster: EmbeddedCluster) -> None:
+        if not opened:
+            opened.extend(RawStream(cluster.address) for _ in range(2))
+            opened[1].send(read_call("orders/part-000", -1, block=True))
+            time.sleep(0.5)  # the read waits for content now
+        opened[0].append("orders/part-000", b'{"x":1}\n')
+        while opened[1].frame().kind != Kind.CONTENT:
+            pass
+
+    at_broker(walk)
 
 
 def put() -> None:
@@ -273,7 +307,10 @@ def get() -> None:
 
 WALKS = {
     walk.__name__: walk
-    for walk in (serve, publish, await_publish, read, tail, consume, spark, allocate, put, get)
+    for walk in (
+        *(serve, publish, await_publish, read, tail, consume, spark, allocate),
+        *(append, deliver, put, get),
+    )
 }
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from support.brokers import LIMIT_S, HandCluster, crash, journal_spec, without_waiting
 from support.etcd import run
 from support.scripted_replicas import JOURNAL, without_pulses
+from support.spools import until
 
 FIRST, LOST, NEXT = b"first,second,", b"lost,", b"acknowledged"
 BEGIN, HEAD = len(b"first,"), len(FIRST)  # of the spool which is being written
@@ -323,6 +324,7 @@ def test_spools_stay_in_quarantine_while_the_journal_has_no_primary(etcd, tmp_pa
         await story.cluster.assign(JOURNAL, None, "broker-3", "broker-2")
         for end in (story.stop, story.crash, None):
             await story.start("broker-1")
+            await until(lambda: sum(map(len, story.quarantined.values())) == 1)
             await asyncio.sleep(0.5)
             assert sum(map(len, story.quarantined.values())) == 1
             assert (BEGIN, len(FIRST + LOST)) not in story.stored()
@@ -360,7 +362,8 @@ def test_a_primary_appends_when_its_own_spools_are_decided(etcd, tmp_path, monke
         async with asyncio.timeout(LIMIT_S):
             response = await early
         assert (response.status, response.commit.begin) == (pb.OK, len(FIRST + NEXT))
-        assert len(story.put_aside()) == 1
+        # Others have all of it, so that a slow comparison is not waited for.
+        await until(lambda: len(story.put_aside()) == 1)
         await story.stays(FIRST + NEXT + b"!", "broker-3", for_s=1.5)
 
     story(etcd, tmp_path, monkeypatch, script)
