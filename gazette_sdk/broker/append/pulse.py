@@ -128,7 +128,7 @@ class Pulses:
         if response.status not in _EXPECTED:
             reason = str(for_status(response.status, response.store_health_error))
             if response.status == pb.INSUFFICIENT_JOURNAL_BROKERS and not is_settled:
-                _log.info(_FAILED, journal, reason)
+                _log.debug(_FAILED, journal, reason)
             else:
                 _log.warning(_FAILED, journal, reason)
         return True
