@@ -354,9 +354,8 @@ class Broker:
 
     def _report_stored(self, spool: CompletedSpool) -> None:
         """Tell the other replicas that we have stored a fragment of a journal which we lead."""
-        replica = self.resolver.replica(spool.fragment.journal)
-        is_same = replica is not None and replica.create_revision == spool.create_revision
-        if replica is not None and is_same and replica.ready is not None:
+        replica = self.resolver.replica(spool.fragment.journal, spool.create_revision)
+        if replica is not None and replica.ready is not None:
             replica.ready.pipeline.tell_stored(spool.fragment.end)
 
     # ------------------------------------------------------------------ end

@@ -113,9 +113,18 @@ class Resolver:
         """This broker's replicas, by journal name."""
         return self._replicas.all()
 
-    def replica(self, journal: str) -> Replica | None:
-        """Return this broker's replica of a journal."""
-        return self._replicas.get(journal)
+    def replica(self, journal: str, create_revision: int | None = None) -> Replica | None:
+        """Return this broker's replica of a journal, if it has one.
+
+        Args:
+            journal: its name.
+            create_revision: of the journal; a replica of another creation is not returned. None
+                for any.
+        """
+        found = self._replicas.get(journal)
+        if found is not None and create_revision not in {None, found.create_revision}:
+            return None
+        return found
 
     # ------------------------------------------------------------- replicas
 

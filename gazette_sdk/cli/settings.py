@@ -263,7 +263,7 @@ class SimulateSettings(Settings):
         tuple[str, ...],
         Option(
             "Drain",
-            "Broker ZONE/ID that is told to stop, and leaves when it holds nothing",
+            "Broker ZONE/ID that drains, and leaves when it holds nothing",
             in_ini=False,
         ),
     ] = ()

@@ -35,7 +35,6 @@ from gazette_sdk.broker.recovery.withheld import (
     withhold_missing,
     withhold_other_history,
 )
-from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.replication.pipeline import Signal
 from gazette_sdk.broker.resolver import Resolver
 from gazette_sdk.broker.spool.directory import SpoolDirectory
@@ -73,9 +72,7 @@ class Custody:
         member: runs its tasks.
 
     Attributes:
-        records: recorded routes.
         last_routes: last routes of journals.
-        history: validity of heads.
     """
 
     _quarantine: Quarantine
@@ -102,9 +99,11 @@ class Custody:
         self._member = member
         self._continuity = Continuity.UNKNOWN
         self._recovered: list[CompletedSpool] = []
-        self.records = RecordedRoutes(keyspace, local_id)
-        self.last_routes = LastRoutes(keyspace, self.records, max_replication)
-        self.history = EtcdHistory(directory, keyspace, local_id, self.last_routes, max_replication)
+        self._records = RecordedRoutes(keyspace, local_id)
+        self.last_routes = LastRoutes(keyspace, self._records, max_replication)
+        self._history = EtcdHistory(
+            directory, keyspace, local_id, self.last_routes, max_replication
+        )
 
     # ---------------------------------------------------------------- begin
 
@@ -116,7 +115,7 @@ class Custody:
             OSError: the files could not be withheld.
         """
         self._continuity = await withhold_other_history(
-            self._etcd, self._directory, self.history.seen(self._directory), self._keyspace.root
+            self._etcd, self._directory, self._history.seen(self._directory), self._keyspace.root
         )
 
     async def recover(self, cluster_id: int) -> None:
@@ -144,11 +143,11 @@ class Custody:
         await self._load_records()
         await self._claim_missing()
         await self.last_routes.load(self._etcd)
-        await self.history.check(self._etcd)
-        keyspace.observers += [self.last_routes.observe, self.history.observe]
-        self.records.mirror.observers += [
+        await self._history.check(self._etcd)
+        keyspace.observers += [self.last_routes.observe, self._history.observe]
+        self._records.mirror.observers += [
             self.last_routes.observe_records,
-            self.history.observe_records,
+            self._history.observe_records,
         ]
 
     def begin(
@@ -163,14 +162,10 @@ class Custody:
             lease: id of this broker's lease.
         """
         keyspace, directory = self._keyspace, self._directory
-        last_routes, history, records = self.last_routes, self.history, self.records
-
-        def replica_of(journal: str, create_revision: int) -> Replica | None:
-            replica = resolver.replica(journal)
-            return replica if replica and replica.create_revision == create_revision else None
+        last_routes, history, records = self.last_routes, self._history, self._records
 
         self._unconfirmed = UnconfirmedSpools(
-            replica_of=replica_of,
+            replica_of=resolver.replica,
             exists=self._exists,
             is_contested=directory.is_contested,
             upload=persister.complete,
@@ -196,7 +191,7 @@ class Custody:
             inventory=inventory,
             # No peer may have it: it is uploaded at once, like a primary's.
             upload=lambda spool: persister.complete(replace(spool, primary=True)),
-            replica_of=replica_of,
+            replica_of=resolver.replica,
             upload_agreed=lambda spool: self.add(replace(spool, primary=True)),
             restores_head=lambda journal: (
                 history.was_member(journal) or self._withheld.was_released(journal)
@@ -241,7 +236,7 @@ class Custody:
 
     def is_continued(self, journal: str) -> bool:
         """Return True if a journal has a synchronized route without this broker now."""
-        return self.history.is_continued(journal)
+        return self._history.is_continued(journal)
 
     async def is_continued_in_etcd(self, item: JournalEntry) -> bool:
         """Return :meth:`is_continued` as Etcd has it: the mirror may be old.
@@ -249,7 +244,7 @@ class Custody:
         Raises:
             EtcdError: Etcd did not answer.
         """
-        return await self.history.is_continued_in(self._etcd, item, self.records.key(item))
+        return await self._history.is_continued_in(self._etcd, item, self._records.key(item))
 
     def is_all_stored(self, journal: str) -> bool:
         """Return True if the last broker of a journal had stored all of its content."""
@@ -291,7 +286,7 @@ class Custody:
 
     def record(self, item: JournalEntry, route: pb.Route | None) -> Sequence[Operation]:
         """Return the operations that record a journal's route; see :class:`RecordedRoutes`."""
-        return self.records.change(item, route)
+        return self._records.change(item, route)
 
     # ------------------------------------------------------------------ end
 
@@ -309,13 +304,13 @@ class Custody:
 
     def flush(self) -> None:
         """Write the last revision of Etcd that was seen now."""
-        self.history.flush()
+        self._history.flush()
 
     # --------------------------------------------------------------- inside
 
     async def _load_records(self) -> None:
         try:
-            await self.records.load(self._etcd)
+            await self._records.load(self._etcd)
         except EtcdUnavailableError:
             raise
         except EtcdError as error:  # its roles forbid it
@@ -331,7 +326,7 @@ class Custody:
         if not missing:
             return
         try:
-            await self.records.claim(self._etcd, missing)
+            await self._records.claim(self._etcd, missing)
         except EtcdUnavailableError:
             raise
         except EtcdError as error:  # its roles forbid it

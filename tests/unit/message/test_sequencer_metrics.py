@@ -102,7 +102,7 @@ def test_an_older_acknowledgement_is_told_but_not_a_repeated_one(caplog):
     assert "gone back to an earlier checkpoint" in caplog.text
 
 
-def test_a_roll_back_of_a_sequence_in_which_reading_began_is_not_told(caplog):
+def test_a_roll_back_of_a_sequence_in_which_reading_began_is_not_reported(caplog):
     sequencer: Sequencer[str] = Sequencer()
     list(feed(sequencer, {}, [at(1, 10, C), at(2, 12, C), at(3, 5, A)]))
     assert not caplog.records
