@@ -543,6 +543,7 @@ class Connections:
             EtcdError: an address leads to another Etcd cluster.
         """
         loop = asyncio.get_running_loop()
+        reason = "no answer in time"  # or why the last dial failed, also if the next one takes long
         while True:
             self._check_open()
             connection = self._current
@@ -555,7 +556,6 @@ class Connections:
                 dialling = loop.create_task(self._dial_any(), name="dial of Etcd")
                 dialling.add_done_callback(_retrieve)
                 self._dialling = dialling
-            reason = "no answer in time"
             try:
                 async with asyncio.timeout_at(deadline):
                     # It is cancelled by `aclose` only, and is no cancellation of this task.

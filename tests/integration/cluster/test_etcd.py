@@ -244,6 +244,30 @@ class TlsServer(EtcdServer):
         return self.data_dir / "data/fixtures/client/cert.pem"
 
 
+def test_the_error_names_why_a_dial_failed_where_a_later_one_takes_too_long():
+    async def scenario():
+        held = []
+
+        async def serve(_reader, writer):
+            if not held:
+                writer.close()  # the first connection
+            held.append(writer)
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        try:
+            with pytest.raises(EtcdUnavailableError) as failed:
+                await Etcd.connect(f"http://127.0.0.1:{port}", dial_timeout_s=1)
+        finally:
+            server.close()
+            for writer in held:
+                writer.close()
+        assert len(held) > 1
+        assert "no answer in time" not in str(failed.value)
+
+    run(scenario())
+
+
 def test_https_with_a_trusted_authority_and_without(tmp_path):
     async def scenario():
         server = TlsServer(tmp_path, sync_writes=False)

@@ -79,6 +79,7 @@ async def json_list(server, *headers: str) -> bytes:
     return answer.body
 
 
+@pytest.mark.serial
 def test_a_json_list_costs_little_processor_time(journals):
     async def scenario():
         async with serving(journals) as server:
@@ -96,6 +97,7 @@ def test_a_json_list_costs_little_processor_time(journals):
     assert min(later) <= CPU_S_MAX
 
 
+@pytest.mark.serial
 def test_no_other_request_waits_for_a_long_list(journals):
     async def list_as_json(server) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.listener.port)
