@@ -102,6 +102,8 @@ class Replica:
         head_is_known: True if the head is known without the stores: the spool began at the head
             that an earlier process recorded, or a primary or a peer had it.
         is_synchronized: True if the primary's stream has synchronized this replica.
+        joined_revision: of Etcd as the primary saw it over whose route this replica was last
+            synchronized: routes written before it say nothing about this replica; 0 before.
         copies_wanted: True if replicas agreed since :attr:`ReplicaParts.copy_unstored` last asked
             the others what they have.
         pulse_wanted: True if a pulse was wanted since the last one began.
@@ -136,6 +138,7 @@ class Replica:
         self.proposed_end = 0
         self.head_is_known = False
         self.is_synchronized = False
+        self.joined_revision = 0
         self.copies_wanted = False
         self.pulse_wanted = False
         self.wake_pulse: Callable[[], None] | None = None
@@ -254,6 +257,7 @@ class Replica:
         """
         fragment, pipeline.synchronized = pipeline.synchronized, None
         if fragment is not None:
+            self.joined_revision = pipeline.header.etcd.revision
             self.agree(fragment)
             self.index.acknowledge(fragment.end)
             pipeline.tell_acknowledged(fragment.end)
@@ -347,7 +351,7 @@ class Replica:
         self,
         *,
         is_replaced: Callable[[], bool] = lambda: False,
-        is_continued: Callable[[], bool] = lambda: False,
+        is_continued: Callable[[int], bool] = lambda _: False,
     ) -> None:
         """End the replica, once the owners of its pipeline and its spool are done.
 
@@ -360,8 +364,8 @@ class Replica:
 
         Args:
             is_replaced: returns True if we have another replica of the journal.
-            is_continued: returns True if others continue with the journal without us, so that our
-                head is old. Both are called at the end.
+            is_continued: returns True if others continue with the journal without us, over a route
+                written after a revision, so that our head is old. Both are called at the end.
         """
         pipeline = await self.pipeline.take()
         spool = await (self.spool.take() if pipeline is None else pipeline.tear_down())
@@ -394,7 +398,7 @@ class Replica:
             ),
             primary=False,
         )
-        if was_forgotten or is_continued():
+        if was_forgotten or is_continued(self.joined_revision):
             self._storage.forget_head()
         self.ended.fire()
         if pipeline is not None:

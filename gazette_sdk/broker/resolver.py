@@ -81,8 +81,8 @@ class Resolver:
         local_id: this broker.
         make_replica: makes the replica of a journal that was assigned to us, from the journal
             and our replica of it that is still shutting down, if there is one.
-        is_continued: returns True if a journal has a synchronized route without this broker; by
-            default every route counts.
+        is_continued: returns True if a journal has a synchronized route without this broker that
+            was written after a revision; by default every such route counts.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Resolver:
         keyspace: BrokerKeySpace,
         local_id: pb.ProcessSpec.ID,
         make_replica: Callable[[JournalEntry, Replica | None], Replica],
-        is_continued: Callable[[str], bool] | None = None,
+        is_continued: Callable[[str, int], bool] | None = None,
     ) -> None:
         self._keyspace = keyspace
         self._local_id = local_id
@@ -153,10 +153,10 @@ class Resolver:
             is_continued=partial(self._is_continued, journal),
         )
 
-    def _has_route_without_us(self, journal: str) -> bool:
+    def _has_route_without_us(self, journal: str, since_revision: int) -> bool:
         """Return True if the journal has a synchronized route without this broker."""
         return any(
-            is_route_without(entry.value, self._local_id)
+            entry.mod_revision > since_revision and is_route_without(entry.value, self._local_id)
             for entry in self._keyspace.assignments(journal)
         )
 

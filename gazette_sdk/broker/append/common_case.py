@@ -169,7 +169,9 @@ def append_now(
     may_go_on = not pipeline.streams or _may_await(pipeline, claims, now)
     lease = shared.known_lease
     boot_s = time.clock_gettime(BOOT_CLOCK)
-    is_alive = boot_s < lease.until_boot_s and time.time() < lease.until_wall_s
+    is_alive = (
+        boot_s < lease.until_boot_s and lease.since_wall_s <= time.time() < lease.until_wall_s
+    )
     if not (may_go_on and is_alive):
         return None
 

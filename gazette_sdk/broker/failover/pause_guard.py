@@ -6,8 +6,9 @@ still together. Until then it must not acknowledge them, nor upload anything.
 
 The clock of an event loop stands still while a machine is suspended. So two others are compared:
 the time since boot, which counts suspensions where the system knows of them, and the wall time,
-which jumps where only the host does. The one that moved furthest counts. Wall time that is set
-costs one look-up of the lease.
+which jumps where only the host does. The one that moved furthest counts. Wall time that went back
+says nothing about a pause: then the lease may have ended, too. Wall time that is set costs one
+look-up of the lease.
 
 A broker that knows that its lease is lost may serve for some time yet: it stops, or was asked to
 leave and waits for Etcd. It acknowledges nothing from then on.
@@ -37,8 +38,10 @@ class KnownLease:
         life: the same by the renewals. By default it is alive for ever.
 
     Attributes:
-        until_boot_s: time since boot until which the lease is alive, as of the last :meth:`ran`.
-        until_wall_s: the same as wall time. Appends that wait for nothing compare both themselves.
+        since_wall_s: wall time of the last :meth:`ran`.
+        until_boot_s: time since boot until which the lease is alive, as of then.
+        until_wall_s: the same as wall time. Appends that wait for nothing compare all of them
+            themselves.
     """
 
     def __init__(self, pause_max_s: float = math.inf, life: LeaseLife | None = None) -> None:
@@ -48,9 +51,9 @@ class KnownLease:
 
     def ran(self) -> None:
         """Note that the lease is alive now, unless it was lost."""
-        self._boot_s, self._wall_s = boot_s(), time.time()
+        self._boot_s, self.since_wall_s = boot_s(), time.time()
         self.until_boot_s = min(self._boot_s + self._alive_s, self._life.alive_until)
-        self.until_wall_s = self._wall_s + self._alive_s
+        self.until_wall_s = self.since_wall_s + self._alive_s
 
     def lost(self) -> None:
         """Note that the lease is renewed no more: from now on it may end."""
@@ -82,7 +85,8 @@ class KnownLease:
         return boot_s() < self._life.alive_until
 
     def _ran_within(self, most_s: float) -> bool:
-        return boot_s() - self._boot_s <= most_s and time.time() - self._wall_s <= most_s
+        wall_s = time.time() - self.since_wall_s
+        return boot_s() - self._boot_s <= most_s and 0 <= wall_s <= most_s
 
 
 class PauseGuard:

@@ -234,12 +234,17 @@ class Custody:
 
     # ------------------------------------------------------------- questions
 
-    def is_continued(self, journal: str) -> bool:
-        """Return True if a journal has a synchronized route without this broker now."""
-        return self._history.is_continued(journal)
+    def is_continued(self, journal: str, since_revision: int) -> bool:
+        """Return True if a journal has a synchronized route without this broker now.
+
+        Args:
+            journal: its name.
+            since_revision: only routes written after it count: the mirror may be old.
+        """
+        return self._history.is_continued(journal, since_revision)
 
     async def is_continued_in_etcd(self, item: JournalEntry) -> bool:
-        """Return :meth:`is_continued` as Etcd has it: the mirror may be old.
+        """Return :meth:`is_continued` as Etcd has it, whenever the route was written.
 
         Raises:
             EtcdError: Etcd did not answer.

@@ -247,12 +247,20 @@ class EtcdHistory:
         last = self._last_routes.last(journal)
         return last is not None and not last.is_recorded and self.was_member(journal)
 
-    def is_continued(self, journal: str) -> bool:
-        """Return True if a journal has a synchronized route without this broker now."""
-        return any(map(self._is_continued_in, self._keyspace.assignments(journal)))
+    def is_continued(self, journal: str, since_revision: int) -> bool:
+        """Return True if a journal has a synchronized route without this broker now.
+
+        Args:
+            journal: its name.
+            since_revision: only routes written after it count: the mirror may be old.
+        """
+        return any(
+            each.mod_revision > since_revision and self._is_continued_in(each)
+            for each in self._keyspace.assignments(journal)
+        )
 
     async def is_continued_in(self, etcd: Etcd, item: JournalEntry, record: bytes) -> bool:
-        """Return :meth:`is_continued` as Etcd has it: the mirror may be old.
+        """Return :meth:`is_continued` as Etcd has it, whenever the route was written.
 
         Args:
             etcd: the client.

@@ -182,7 +182,11 @@ class PeerInventory:
     async def _spool_end_of(
         self, resolution: Resolution, member: pb.ProcessSpec.ID
     ) -> pb.ReadResponse | None:
-        """Return the answer of a broker of ours; ``None`` if it is of another implementation."""
+        """Return the answer of a broker of ours; ``None`` if it is of another implementation.
+
+        Raises:
+            GazetteError: it did not answer, or has no replica of the journal.
+        """
         request = pb.ReadRequest(
             journal=resolution.journal,
             offset=-1,
@@ -195,9 +199,14 @@ class PeerInventory:
         target = Target(route=resolution.header.route, member=member)
         async with aclosing(self._peers.read(request, target)) as items:
             async for item in items:
-                if isinstance(item, bytes) or not item.HasField("spool_end"):
+                if isinstance(item, bytes):
                     break
-                return item
+                if item.status not in {pb.OK, pb.OFFSET_NOT_YET_AVAILABLE}:
+                    raise UnavailableError(
+                        f"broker {member.zone}/{member.suffix} answers {STATUS_NAMES[item.status]}",
+                        journal=resolution.journal,
+                    )
+                return item if item.HasField("spool_end") else None
         return None
 
     async def digest(self, journal: str, begin: int, end: int) -> bytes | None:

@@ -337,15 +337,24 @@ class Quarantine:
             self._unverified.discard(key)
             self._put_back(key, [])
             return
-        if self._waits(key[0]) and self._continued_by(key[0]):
-            self._put_aside(key)
-            raise UnavailableError("the brokers that continued it are away", journal=key[0])
+        self._check_present(key)
         asked = list(self._entries.get(key, ()))
         others = self._others(key, asked)
         theirs = await self._ask(key, asked, others)
+        self._check_present(key)  # they may have left before they were asked
         if self._others(key, asked) != others:
             raise UnavailableError("others have just continued it", journal=key[0])
         await self._decide_about(key, asked, theirs)
+
+    def _check_present(self, key: Key) -> None:
+        """Put the contested spools of a journal aside that waits for those who continued it.
+
+        Raises:
+            UnavailableError: it does.
+        """
+        if self._waits(key[0]) and self._continued_by(key[0]):
+            self._put_aside(key)
+            raise UnavailableError("the brokers that continued it are away", journal=key[0])
 
     def _others(self, key: Key, asked: Sequence[_Entry]) -> Sequence[pb.ProcessSpec.ID]:
         """Return the brokers that continued a journal without this one, also if it is back."""
@@ -458,8 +467,8 @@ class Quarantine:
                 journal=journal,
             )
         given, end = compare(spool.fragment, inventory, head or 0)
-        if is_alone and head and spool.fragment.begin <= head and given is SpoolInput.NOT_HELD:
-            # Those who continued the journal are going to write at these offsets.
+        if is_alone and head and given is SpoolInput.NOT_HELD:
+            # Those who continued the journal are going to write at these offsets, or before them.
             given, end = SpoolInput.HELD_FROM_BEGIN, spool.fragment.begin
         while entry.state not in SPOOL_ENDS:
             effect = entry.step(given)

@@ -333,7 +333,13 @@ async def replicate(
             resolution.replica.index.hold(is_reported=True)
         while request is not None:
             response = await spool.apply(request, primary=False)
-            _note(resolution.replica, request, response.status, is_reported=is_reported)
+            _note(
+                resolution.replica,
+                request,
+                response.status,
+                is_reported=is_reported,
+                revision=first.header.etcd.revision,
+            )
             if request.acknowledge:
                 if header is not None:
                     response.header.CopyFrom(header)
@@ -380,11 +386,23 @@ async def _take_spool(
 
 
 def _note(
-    replica: Replica, request: pb.ReplicateRequest, status: pb.Status, *, is_reported: bool
+    replica: Replica,
+    request: pb.ReplicateRequest,
+    status: pb.Status,
+    *,
+    is_reported: bool,
+    revision: int,
 ) -> None:
     """Note what the primary reports: what all replicas have acknowledged, and what is stored.
 
-    A primary of another implementation does not tell that: our commits are shown then.
+    A primary of another implementation does not report that: our commits are shown then.
+
+    Args:
+        replica: ours.
+        request: of the primary.
+        status: of our response.
+        is_reported: True if the primary reports what all replicas have acknowledged.
+        revision: of Etcd as the primary saw it when the stream began.
     """
     if request.HasField("acknowledged_through"):
         replica.index.acknowledge(request.acknowledged_through)
@@ -396,6 +414,7 @@ def _note(
         replica.head_is_known = True
         if not replica.is_synchronized:
             replica.is_synchronized = True
+            replica.joined_revision = revision
             replica.want_copies()
 
 

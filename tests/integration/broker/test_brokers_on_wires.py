@@ -112,6 +112,12 @@ def test_a_replica_that_joins_continues_at_the_head(brokers):
             assert (response.status, response.commit.begin) == (pb.OK, 11)
             assert response.header.process_id.suffix == "broker-2"
             assert await two.read(JOURNAL, 6, do_not_proxy=True) == b"after!"
+            for name in ("broker-1", "broker-2"):
+                broker = cluster.brokers[name]
+                led_since = max(
+                    each.create_revision for each in broker.keyspace.assignments(JOURNAL)
+                )
+                assert broker.resolver.replica(JOURNAL).joined_revision >= led_since
 
     run(scenario())
 

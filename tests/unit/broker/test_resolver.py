@@ -144,6 +144,36 @@ def test_a_header_of_another_process_or_cluster_is_refused(tmp_path):
     run(scenario())
 
 
+@pytest.mark.parametrize("joined_since", [False, True])
+def test_a_head_is_kept_if_the_route_without_us_is_older_than_our_own(joined_since, tmp_path):
+    """The mirror may lack the route that has this broker, at the end of its lease."""
+
+    async def scenario():
+        async with topology(tmp_path) as made:
+            item = dict([made.mirror.item(journal_spec("journal/one"))])
+            theirs = pb.Route(members=[pb.ProcessSpec.ID(zone="other", suffix="broker")])
+            made.mirror.put(
+                item
+                | made.assignments("journal/one", "local")
+                | dict([made.mirror.assignment("journal/one", "broker", 1, theirs, zone="other")])
+            )
+            replica = made.resolver.replica("journal/one")
+            spool = await replica.spool.take()
+            await spool.write(b"content", 0)
+            proposal = pb.ReplicateRequest(proposal=spool.next(), registers=spool.registers)
+            await spool.apply(proposal, primary=False)
+            replica.spool.put(spool)
+            replica.joined_revision = made.mirror.keyspace.revision if joined_since else 0
+            made.resolver.stop_local()
+            await made.resolver.shutdowns()
+            head = made.directory.head(
+                "journal/one", create_revision=replica.create_revision, cluster_id=12
+            )
+            assert (head is not None) == joined_since
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("by_header", [True, False])
 def test_a_later_revision_is_waited_for(by_header, tmp_path):
     async def scenario():

@@ -71,6 +71,24 @@ def test_after_a_pause_the_lease_is_looked_up(jump, answers):
     run(scenario())
 
 
+def test_after_wall_time_went_back_the_lease_is_looked_up(monkeypatch):
+    """The time since boot may have stood still meanwhile, as in some suspended machines."""
+    moved_s, real = 0.0, time.time
+
+    async def scenario():
+        nonlocal moved_s
+        monkeypatch.setattr(time, "time", lambda: real() + moved_s)
+        guard = PauseGuard(Leases(3), 7, LeaseLife(), 1.0)
+        moved_s = -3600.0
+        assert not guard.known.is_alive
+        running = asyncio.ensure_future(guard.run())
+        await until(lambda: guard.known.is_alive)
+        running.cancel()
+        await asyncio.wait([running])
+
+    run(scenario())
+
+
 def test_a_lease_that_has_ended_stays_so(jump):
     async def scenario():
         guard = PauseGuard(Leases(-1), 7, LeaseLife(), 0.02)

@@ -51,6 +51,9 @@ class ScriptedSpools:
         assert request.header.process_id == target.member
         response = pb.ReadResponse(status=pb.OFFSET_NOT_YET_AVAILABLE, offset=5, write_head=5)
         end = self.ends[target.member.suffix]
+        if end == "no replica":
+            yield pb.ReadResponse(status=pb.NOT_JOURNAL_BROKER)
+            return
         if isinstance(end, Unverified):
             response.spool_end = -1
             if end.end is not None:
@@ -134,6 +137,13 @@ def test_the_head_is_the_greatest_end_of_the_spools_of_those_asked(ends, head):
 def test_members_as_many_as_the_journal_requires_tell_that_it_is_empty():
     made = inventory(ScriptedSpools(fast=0, silent=0), FAST, SILENT, answer_timeout_s=10.0)
     assert asyncio.run(made.head("a/journal", [FAST, SILENT])) == 0
+
+
+def test_a_member_without_a_replica_does_not_count_as_one_of_another_implementation():
+    """It has just started again."""
+    made = inventory(ScriptedSpools(fast="no replica"), FAST, LOCAL, answer_timeout_s=10.0)
+    with pytest.raises(UnavailableError, match="z/fast answers NOT_JOURNAL_BROKER"):
+        asyncio.run(made.head("a/journal", [FAST]))
 
 
 def test_only_members_tell_the_head():

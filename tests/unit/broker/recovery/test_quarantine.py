@@ -343,6 +343,53 @@ def test_nothing_is_decided_while_those_who_continued_the_journal_are_away(root,
     asyncio.run(scenario())
 
 
+def test_nothing_is_decided_by_answers_asked_for_after_those_who_continued_had_left(root):
+    """No one was left who could tell where they continued."""
+
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            are_away = False
+
+            class Leaving(ScriptedInventory):
+                async def head(self, journal, members, unverified_end):
+                    nonlocal are_away
+                    are_away = True
+                    return await super().head(journal, members, unverified_end)
+
+            inventory = Leaving([])
+            made = Made(directory, inventory, continued_by=[OTHER], waits=lambda: are_away)
+            directory.forget_head(JOURNAL)
+            running = asyncio.ensure_future(made.quarantine.run())
+            await until(lambda: inventory.asked > 0)
+            await asyncio.sleep(0.1)
+            assert (made.uploaded, inventory.asked) == ([], 1)
+            running.cancel()
+            await asyncio.wait([running])
+
+    asyncio.run(scenario())
+
+
+def test_a_spool_after_the_end_of_others_is_not_used(tmp_path):
+    """It follows another one of ours, and they continued at an offset within that."""
+
+    async def scenario():
+        with SpoolDirectory(tmp_path / "first") as directory:
+            user = SpoolUser(directory, JOURNAL)
+            await user.append(WHOLE[:10])
+            await user.roll()
+            await user.append(WHOLE[10:])
+            shutil.copytree(tmp_path / "first", tmp_path / "spools")
+        with SpoolDirectory(tmp_path / "spools") as directory:
+            inventory = ScriptedInventory([fragment(4, 6)], digest=lambda *_: None)
+            inventory.head_offset = 6
+            made = Made(directory, inventory, continued_by=[OTHER])
+            directory.forget_head(JOURNAL)
+            await asyncio.wait_for(made.quarantine.run(), 10)
+            assert made.spans == [(0, 4)]
+
+    asyncio.run(scenario())
+
+
 def test_those_who_continue_the_journal_during_a_decision_are_asked_for_their_head(root):
     """They had learned the end of a spool whose last bytes nobody else has."""
 
