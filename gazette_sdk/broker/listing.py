@@ -241,7 +241,7 @@ class Listing:
     async def _admit(self, request: pb.ApplyRequest, claims: Claims) -> list[Compare]:
         """Check that claims with a selector allow the changes.
 
-        The current specs are read from Etcd, because the mirror may be after.
+        The current specs are read from Etcd, because the mirror may be old.
 
         Returns:
             conditions that the specs are still those that were checked.

@@ -125,7 +125,7 @@ _CONTROLS = (
     _control(
         "pause",
         "Pause brokers of a running `gazette dev`",
-        "They are stopped by SIGSTOP: their connections stay open, and nobody answers.",
+        "They are stopped by SIGSTOP: their connections stay open, and no one answers.",
     ),
     _control(
         "resume",

@@ -171,7 +171,7 @@ def _fetch_probe(url: str) -> None:
     with open_without_redirects(url, _FETCH_TIMEOUT_S) as answer:
         if answer.status != 200:
             raise ValueError(f"HTTP status {answer.status}, expected 200")
-        _expect(answer.read(len(_PROBE_CONTENT) + 1), "content behind the signed URL")
+        _expect(answer.read(len(_PROBE_CONTENT) + 1), "content at the signed URL")
 
 
 # ------------------------------------------------------------------ schedule

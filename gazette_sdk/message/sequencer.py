@@ -698,7 +698,7 @@ class Sequencer(Generic[T]):
     ) -> None:
         self._rarely(
             logging.WARNING,
-            "%s: a message behind offset %d has unknown flags %#x; it is read as one outside of"
+            "%s: a message after offset %d has unknown flags %#x; it is read as one outside of"
             " transactions",
             journal.name,
             begin,

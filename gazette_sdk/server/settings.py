@@ -289,7 +289,7 @@ class BrokerSettings(MemberSettings):
     flags = "broker."
 
     file_root: Annotated[
-        str, Option("FileRoot", "Directory behind file:// fragment stores; must exist")
+        str, Option("FileRoot", "Directory of file:// fragment stores; must exist")
     ] = ""
     file_only: Annotated[
         bool, Option("FileOnly", "Serve fragment stores of every scheme from the file root")

@@ -414,7 +414,7 @@ class _Append:
             self._status = pb.WRONG_APPEND_OFFSET
             return Input.REFUSED
         _log.warning(
-            "%s continues at %d by a request with this offset: what %s did not store behind it is "
+            "%s continues at %d by a request with this offset: what %s did not store after it is "
             "given up",
             resolution.journal,
             request.offset,

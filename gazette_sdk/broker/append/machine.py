@@ -499,7 +499,7 @@ def next_proposal(
     if not flush:
         return spool
     begin = roll_to or end
-    assert begin >= end, "a spool is never rolled back behind its end"
+    assert begin >= end, "a spool is never rolled back to after its end"
     return pb.Fragment(
         journal=spool.journal,
         begin=begin,

@@ -177,7 +177,7 @@ class UnstoredCopies:
             if replica.index.cover().covers(0, replica.agreed_begin):
                 continue
             missing = UNSTORED_MISSING.cell(replica.journal)
-            missing.value = missing.value or math.inf  # until the peers have told
+            missing.value = missing.value or math.inf  # until the peers have answered
             try:
                 await self._copy_missing(replica)
             except (GazetteError, OSError, TimeoutError) as error:

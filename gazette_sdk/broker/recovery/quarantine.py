@@ -623,7 +623,7 @@ class Quarantine:
             self._directory.verify_head(head)
         except OSError as error:
             _log.warning("cannot write the head of %s: %s", head.journal, error)
-        _log.info("%s goes on at %d: nobody has more", head.journal, head.end)
+        _log.info("%s continues at %d: no one has more", head.journal, head.end)
 
     def _restore_head(self, last: CompletedSpool | None) -> None:
         """Restore the head of a journal whose spools are all in use."""
@@ -635,7 +635,7 @@ class Quarantine:
             _log.warning("cannot write the head of %s: %s", last.fragment.journal, error)
         else:
             if head is not None:
-                _log.info("%s goes on at %d: its spools are in use", head.journal, head.end)
+                _log.info("%s continues at %d: its spools are in use", head.journal, head.end)
 
 
 def _need_stores(entries: Sequence[_Entry], inventory: Iterable[pb.Fragment]) -> bool:

@@ -448,7 +448,7 @@ def _recover_spool(
     if state is not SpoolState.UNCONTESTED:
         return None
     assert origin is not None, "the log is readable"
-    assert good is not None, "commits of a spool end behind its begin"
+    assert good is not None, "commits of a spool end after its begin"
     length_bytes = good.end - origin.begin
     if effect is SpoolEffect.COPY_BEGINNING:
         shutil.copyfile(f"{content}.damaged", content)

@@ -102,7 +102,7 @@ class Ledger:
             if end <= self.ends[journal]:
                 raise CommandFailedError(
                     f"{journal}: messages {numbers.start} to {numbers.stop - 1} were acknowledged "
-                    f"up to offset {end}, behind earlier ones at {self.ends[journal]}"
+                    f"up to offset {end}, before earlier ones at {self.ends[journal]}"
                 )
             self.ends[journal] = end
 

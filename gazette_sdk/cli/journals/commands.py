@@ -458,7 +458,7 @@ COMMANDS = (
             ("tail -f app.log | gazctl journals append app/log -f lines", "line by line"),
             (
                 "jq -r '.id, tojson' o.json | gazctl journals append -l topic=o -f lines -m modulo",
-                "JSON lines behind their keys, over the partitions of a topic",
+                "JSON lines after their keys, over the partitions of a topic",
             ),
         ),
     ),
@@ -534,15 +534,15 @@ COMMANDS = (
     ),
     Command(
         "journals reset-head",
-        "Reset write heads behind all stored content, after a loss of all replicas",
+        "Reset write heads to the end of all stored content, after a loss of all replicas",
         "gazette_sdk.cli.journals.fragments:run_reset_head",
         (RESET_HEAD,),
         **_NAMES,
         details=(
             "After the loss of all replicas of a journal, appends fail with "
-            "INDEX_HAS_GREATER_OFFSET: its stored fragments end behind the offset that brokers "
+            "INDEX_HAS_GREATER_OFFSET: its stored fragments end after the offset that brokers "
             "know. Make sure that no former broker is left, and that brokers have refreshed their "
-            "fragments. This command then sets the write head behind the stored content. It is "
+            "fragments. This command then sets the write head to the end of the stored content. It is "
             "safe on healthy journals. A journal that waits for brokers which are away (column "
             "Waits For of `journals list`) goes on by itself when one of them is back over its "
             "spool directory. For such a journal this command gives up what they have not stored, "

@@ -248,7 +248,7 @@ async def _reset(transport: Transport, listed: pb.ListResponse.Journal) -> str:
         _log.info("reset write head", extra={**fields, "offset": head})
         if absent:
             _log.warning(
-                "gave up what brokers that are away did not store behind the new write head",
+                "gave up what brokers that are away did not store after the new write head",
                 extra={**fields, "offset": head, "brokers": absent},
             )
     return ""

@@ -300,7 +300,7 @@ def _spark_submit() -> str:
     return str(Path(found.origin).parent / "bin" / "spark-submit")
 
 
-_PASSED_ON = "What stands behind -- is passed on to spark-submit."
+_PASSED_ON = "What follows -- is passed on to spark-submit."
 
 
 def _pipeline(
@@ -424,7 +424,7 @@ SPARK_COMMANDS = (
     ),
     Command(
         "spark transactions create",
-        "Begin the transaction log of a streaming query anew, behind a micro-batch",
+        "Begin the transaction log of a streaming query anew, after a micro-batch",
         "gazette_sdk.cli.spark.transactions:create",
         (CREATE_LOG, TRANSACTIONS),
         details=(

@@ -61,7 +61,7 @@ async def create(invocation: Invocation) -> None:
     settings = invocation.settings(CREATE_LOG)
     [writer] = invocation.arguments
     await transactions.acreate(writer, settings.journals, after=settings.after, **settings.where())
-    sys.stdout.write(f"{writer}: the log begins behind micro-batch {settings.after}\n")
+    sys.stdout.write(f"{writer}: the log begins after micro-batch {settings.after}\n")
 
 
 async def delete(invocation: Invocation) -> None:

@@ -36,7 +36,7 @@ class CommitStep(enum.Enum):
     FINALIZED = "`finalize` has returned"
     CHECKPOINTED = "checkpoint and acknowledgements are built"
     LOCALLY_COMMITTED = "the store's files hold state and checkpoint"
-    LOG_SENT = "the append to the recovery log, and the acknowledgements behind it, are queued"
+    LOG_SENT = "the append to the recovery log, and the acknowledgements after it, are queued"
     COMMITTED = "state and checkpoint are durable"
     FIRST_ACK = "the first acknowledgement is appended"
     ACKNOWLEDGED = "all acknowledgements are appended"
@@ -218,7 +218,7 @@ class TransactionMachine:
             now: monotonic seconds, after the hook ``begin``.
         """
         assert self.current is Current.EMPTY, "a transaction begins once"
-        assert self.failure is None, "nothing is consumed behind a failure"
+        assert self.failure is None, "nothing is consumed after a failure"
         assert self._overlaps_commit or self.prior is not Prior.COMMITTING, "the store overlaps not"
         self.current = Current.OPEN
         self.began = now
@@ -233,7 +233,7 @@ class TransactionMachine:
         """Note that the current transaction commits: the next one begins."""
         assert self.current is not Current.EMPTY, "an empty transaction does not commit"
         assert self.prior is Prior.NONE, "one transaction commits at a time"
-        assert self.failure is None, "nothing commits behind a failure"
+        assert self.failure is None, "nothing commits after a failure"
         self.prior = Prior.COMMITTING
         self.current = Current.EMPTY
 

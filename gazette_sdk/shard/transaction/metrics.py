@@ -26,7 +26,7 @@ _BYTES = Counter(
 _READ_HEAD = Gauge("gazette_shard_read_head", "Next offset to read.", ["shard", "journal"])
 _READ_LAG = Gauge(
     "gazette_shard_read_lag_bytes",
-    "Bytes between the write head, as the last answer of a broker told it, and what is read through"
+    "Bytes between the write head, as the last answer of a broker has it, and what is read through"
     " by completed transactions.",
     ["shard", "journal"],
 )

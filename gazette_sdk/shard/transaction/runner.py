@@ -304,7 +304,7 @@ class Runner:
             try:
                 await self._end_failed(error if isinstance(error, Exception) else self._ended())
             except HookFailedError:  # what failed first is raised
-                _log.exception("a hook of shard %s failed behind its failure", self._shard.id)
+                _log.exception("a hook of shard %s failed after its failure", self._shard.id)
             raise
         finally:
             await self.aclose()
