@@ -60,6 +60,13 @@ def test_batches_of_an_hour_are_merged_except_the_newest(spark: SparkSession, la
     assert compact(spark, str(lake)) == []
 
 
+def test_a_lake_that_does_not_exist_is_an_error(spark: SparkSession, tmp_path: Path):
+    with pytest.raises(ConfigurationError, match=r"the lake .*/typo does not exist"):
+        compact(spark, str(tmp_path / "typo"))
+    (tmp_path / "empty").mkdir()
+    assert compact(spark, str(tmp_path / "empty")) == []
+
+
 @pytest.mark.timeout(480)
 def test_a_driver_in_the_cluster_has_its_outcome_in_its_log(lake: Path, tmp_path: Path):
     """As with ``--deploy-mode cluster``, it has no directory of a command beside it."""

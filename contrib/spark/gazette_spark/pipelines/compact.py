@@ -18,6 +18,7 @@ from operator import attrgetter
 
 from pyspark.sql import SparkSession
 
+from gazette_sdk.errors import ConfigurationError
 from gazette_spark.pipelines.lake import BatchDirectory, Lake
 
 PLANS = "_compaction"
@@ -58,8 +59,15 @@ def compact(
         spark: the session.
         lake: URL of the directory that ``export`` wrote.
         on_hour: called with the result of each hour when it is complete.
+
+    Raises:
+        ConfigurationError: the directory does not exist.
     """
     directory = Lake(spark, lake)
+    if not directory.exists():
+        raise ConfigurationError(
+            f"the lake {lake} does not exist; give the directory that `gazette spark export` wrote"
+        )
     for name in directory.names(f"{PLANS}/*.json"):
         _complete(directory, f"{PLANS}/{name}")
     batches = directory.batches()

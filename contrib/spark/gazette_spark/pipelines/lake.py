@@ -64,6 +64,10 @@ class Lake:
         self._files: Any = root.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
         self._root = str(self._files.makeQualified(root).toString()).rstrip("/")
 
+    def exists(self) -> bool:
+        """Return True if the directory is there; in an object store, if anything is below it."""
+        return bool(self._files.exists(self._hadoop.Path(self._root)))
+
     def batches(self) -> list[BatchDirectory]:
         """Return the directories of batches, by hour and number."""
         found = self._files.globStatus(self._path("date=*/hour=*/batch=*")) or ()
