@@ -34,6 +34,9 @@ __all__ = ["main"]
 
 HASH_SEED = "0"
 
+REPORT_SEEDS = 500
+"""Number of seeds after which progress is printed to standard error."""
+
 REAL_TIMEOUT_S = 120
 """Bound of one run, in real seconds: a run that never ends is reported."""
 
@@ -65,6 +68,8 @@ def main() -> int:
         count += 1
         acknowledged += outcome.acknowledged
         virtual_s += outcome.virtual_s
+        if count % REPORT_SEEDS == 0:
+            print(f"{count} of {len(seeds)} seeds", file=sys.stderr, flush=True)
         if not outcome.violations:
             continue
         failed += 1
