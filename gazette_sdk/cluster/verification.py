@@ -517,6 +517,10 @@ DIAL_LATER_S = 0.2
 ANSWER_S = 0.3
 """Shortest time to answer a challenge."""
 
+CLOSED_ANSWER_S = 0.6
+"""The same for a member whose endpoint closes connections instead of refusing them: a proxy may do
+that in front of a member that lives, and some messages of Etcd are slow."""
+
 ANSWER_CALLS = 5
 """Time to answer, in times of the call of Etcd that made the challenge: Etcd may be slow."""
 
@@ -730,9 +734,11 @@ class _Verification:
         self._time_to_live_s = await self._etcd.time_to_live(self._member.lease)
         self._challenge = await self._challenges.create(self._peer)
         is_answering = self._challenges.are_answered_by(self._peer, self._member.lease)
-        shortest_s = ANSWER_S if is_answering else SILENT_ANSWER_S
-        if self._is_closed and not is_answering:
-            shortest_s = max(shortest_s, SILENT_ANSWER_SHARE * self._time_to_live_s)
+        if is_answering:
+            shortest_s = CLOSED_ANSWER_S if self._is_closed else ANSWER_S
+        else:
+            of_lease = SILENT_ANSWER_SHARE if self._is_closed else 0.0
+            shortest_s = max(SILENT_ANSWER_S, of_lease * self._time_to_live_s)
         self._answer_s = max(shortest_s, ANSWER_CALLS * (loop.time() - begun))
         return Input.CREATED if self._challenge else Input.HELD
 

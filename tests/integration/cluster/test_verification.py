@@ -222,6 +222,23 @@ def test_a_silent_broker_whose_endpoint_closes_connections_has_half_of_its_lease
     run(scenario())
 
 
+def test_a_broker_whose_endpoint_closes_connections_has_longer_to_answer(etcd, monkeypatch):
+    """What stands before it may close connections, while it lives and Etcd is slow."""
+    monkeypatch.setattr(verifier_module, "CLOSED_ANSWER_S", 1.0)
+
+    async def scenario():
+        async with members(etcd, "one1", "dead") as (one, dead):
+            await dead.freeze()
+            one.answers["dead"] = Input.CLOSED
+            loop = asyncio.get_running_loop()
+            begun = loop.time()
+            one.verifier.suspect(dead.id, "it is dead")
+            await one.lost("dead")
+            assert loop.time() - begun >= 1.0
+
+    run(scenario())
+
+
 def test_members_that_answer_in_etcd_are_not_silent(etcd):
     async def scenario():
         async with members(etcd, "one1", "two2", "dead") as (one, two, dead):
