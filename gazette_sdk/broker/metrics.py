@@ -119,7 +119,7 @@ WRITE_HEAD = PlainMetric(
 
 UNSTORED_MISSING = PlainMetric(
     "gazette_unstored_missing_bytes",
-    "Bytes of a journal in no store which this replica lacks; +Inf until the others have reported it.",
+    "Bytes of a journal in no store which this replica lacks; +Inf until others have reported it.",
     ("journal",),
     kind="gauge",
 )

@@ -542,7 +542,7 @@ COMMANDS = (
             "After the loss of all replicas of a journal, appends fail with "
             "INDEX_HAS_GREATER_OFFSET: its stored fragments end after the offset that brokers "
             "know. Make sure that no former broker is left, and that brokers have refreshed their "
-            "fragments. This command then sets the write head to the end of the stored content. It is "
+            "fragments. This command then sets the write head to the end of stored content. It is "
             "safe on healthy journals. A journal that waits for brokers which are away (column "
             "Waits For of `journals list`) goes on by itself when one of them is back over its "
             "spool directory. For such a journal this command gives up what they have not stored, "
