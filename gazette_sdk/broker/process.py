@@ -259,7 +259,7 @@ class Broker:
             )
             return replica
 
-        self.resolver = Resolver(self.keyspace, self._id, make_replica, custody.is_continued)
+        self.resolver = Resolver(self.keyspace, self._id, make_replica, custody.continued_at)
         failover = self._failover = Failover(
             etcd,
             self.keyspace,

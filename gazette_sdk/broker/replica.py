@@ -103,7 +103,7 @@ class Replica:
             that an earlier process recorded, or a primary or a peer had it.
         is_synchronized: True if the primary's stream has synchronized this replica.
         joined_revision: of Etcd as the primary saw it over whose route this replica was last
-            synchronized: routes written before it say nothing about this replica; 0 before.
+            synchronized; 0 before.
         copies_wanted: True if replicas agreed since :attr:`ReplicaParts.copy_unstored` last asked
             the others what they have.
         pulse_wanted: True if a pulse was wanted since the last one began.
@@ -351,7 +351,7 @@ class Replica:
         self,
         *,
         is_replaced: Callable[[], bool] = lambda: False,
-        is_continued: Callable[[int], bool] = lambda _: False,
+        continued_at: Callable[[], int] = lambda: 0,
     ) -> None:
         """End the replica, once the owners of its pipeline and its spool are done.
 
@@ -364,8 +364,9 @@ class Replica:
 
         Args:
             is_replaced: returns True if we have another replica of the journal.
-            is_continued: returns True if others continue with the journal without us, over a route
-                written after a revision, so that our head is old. Both are called at the end.
+            continued_at: returns the revision of a route over which others continue with the
+                journal without us, so that our head is old; 0 if there is none. Both are called at
+                the end.
         """
         pipeline = await self.pipeline.take()
         spool = await (self.spool.take() if pipeline is None else pipeline.tear_down())
@@ -398,8 +399,7 @@ class Replica:
             ),
             primary=False,
         )
-        if was_forgotten or is_continued(self.joined_revision):
-            self._storage.forget_head()
+        self._judge_head(continued_at(), was_forgotten=was_forgotten)
         self.ended.fire()
         if pipeline is not None:
             await pipeline.ended()  # our successor does not wait for it: a peer may be frozen
@@ -410,6 +410,17 @@ class Replica:
             await asyncio.wait(tasks)
         UNSTORED_MISSING.remove(self.journal)
         self.index.close()
+
+    def _judge_head(self, continued_at: int, *, was_forgotten: bool) -> None:
+        """Forget or doubt the head at the end, if others continue without us.
+
+        Where we were synchronized after the route that shows it, our mirror may lack a newer one
+        that has us.
+        """
+        if was_forgotten or continued_at > self.joined_revision:
+            self._storage.forget_head()
+        elif continued_at:
+            self._storage.doubt_head()
 
     def _new_spool(self) -> Spool:
         head = self._storage.head

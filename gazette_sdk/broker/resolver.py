@@ -81,8 +81,8 @@ class Resolver:
         local_id: this broker.
         make_replica: makes the replica of a journal that was assigned to us, from the journal
             and our replica of it that is still shutting down, if there is one.
-        is_continued: returns True if a journal has a synchronized route without this broker that
-            was written after a revision; by default every such route counts.
+        continued_at: returns the newest revision of a synchronized route of a journal that is
+            without this broker; 0 if there is none. By default every route counts.
     """
 
     def __init__(
@@ -90,11 +90,11 @@ class Resolver:
         keyspace: BrokerKeySpace,
         local_id: pb.ProcessSpec.ID,
         make_replica: Callable[[JournalEntry, Replica | None], Replica],
-        is_continued: Callable[[str, int], bool] | None = None,
+        continued_at: Callable[[str], int] | None = None,
     ) -> None:
         self._keyspace = keyspace
         self._local_id = local_id
-        self._is_continued = is_continued or self._has_route_without_us
+        self._continued_at = continued_at or self._route_without_us_at
         self._identity = LocalIdentity(keyspace, local_id, missing_id=MISSING_ID, kind="broker")
         self._replicas = LocalItems[pb.JournalSpec, pb.Route, Replica](
             keyspace,
@@ -150,15 +150,17 @@ class Resolver:
     def _shut_down(self, journal: str, replica: Replica) -> Coroutine[Any, Any, None]:
         return replica.shut_down(
             is_replaced=lambda: self._replicas.get(journal) is not None,
-            is_continued=partial(self._is_continued, journal),
+            continued_at=partial(self._continued_at, journal),
         )
 
-    def _has_route_without_us(self, journal: str, since_revision: int) -> bool:
-        """Return True if the journal has a synchronized route without this broker."""
-        return any(
-            entry.mod_revision > since_revision and is_route_without(entry.value, self._local_id)
+    def _route_without_us_at(self, journal: str) -> int:
+        """Return the newest revision of a synchronized route without this broker; 0 for none."""
+        without = (
+            entry.mod_revision
             for entry in self._keyspace.assignments(journal)
+            if is_route_without(entry.value, self._local_id)
         )
+        return max(without, default=0)
 
     def has_route(self, replica: Replica, header: pb.Header) -> bool:
         """Return True if the journal of our replica has the route, and the primary, of a header.

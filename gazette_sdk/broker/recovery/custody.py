@@ -6,7 +6,7 @@ heads and spools of this broker's directory (`spools`, `withheld`), and from pee
 are asked (`peers`, `quarantine`). A :class:`Custody` owns these sources and answers four questions:
 
 ====================================================  ============================================
-may this broker continue a journal, and where?        :meth:`~Custody.is_continued`,
+may this broker continue a journal, and where?        :meth:`~Custody.continued_at`,
                                                       :meth:`~Custody.stored_end`
 whom does a journal wait for?                         :meth:`~Custody.absent_brokers`,
                                                       :meth:`~Custody.waits_for`
@@ -234,17 +234,15 @@ class Custody:
 
     # ------------------------------------------------------------- questions
 
-    def is_continued(self, journal: str, since_revision: int) -> bool:
-        """Return True if a journal has a synchronized route without this broker now.
+    def continued_at(self, journal: str) -> int:
+        """Return the newest revision of a journal's synchronized route without this broker.
 
-        Args:
-            journal: its name.
-            since_revision: only routes written after it count: the mirror may be old.
+        It is 0 if the mirror has none now.
         """
-        return self._history.is_continued(journal, since_revision)
+        return self._history.continued_at(journal)
 
     async def is_continued_in_etcd(self, item: JournalEntry) -> bool:
-        """Return :meth:`is_continued` as Etcd has it, whenever the route was written.
+        """Return True if Etcd has a synchronized route of a journal without this broker.
 
         Raises:
             EtcdError: Etcd did not answer.

@@ -222,10 +222,16 @@ class EtcdHistory:
         route = self._last_routes.route(journal)
         return route is not None and self._former_id in route.members
 
+    def is_or_was_member(self, journal: str) -> bool:
+        """Return True if a journal's last route has this broker, or :meth:`was_member` holds."""
+        route = self._last_routes.route(journal)
+        is_member = route is not None and self._local_id in route.members
+        return is_member or self.was_member(journal)
+
     def continued_by(self, journal: str) -> Sequence[pb.ProcessSpec.ID]:
         """Return the members of a journal's last route if this broker is none of them."""
         route = self._last_routes.route(journal)
-        if route is None or self._local_id in route.members or self.was_member(journal):
+        if route is None or self.is_or_was_member(journal):
             return ()
         return self.other_members(journal)
 
@@ -247,20 +253,18 @@ class EtcdHistory:
         last = self._last_routes.last(journal)
         return last is not None and not last.is_recorded and self.was_member(journal)
 
-    def is_continued(self, journal: str, since_revision: int) -> bool:
-        """Return True if a journal has a synchronized route without this broker now.
+    def continued_at(self, journal: str) -> int:
+        """Return the newest revision of a journal's synchronized route without this broker.
 
-        Args:
-            journal: its name.
-            since_revision: only routes written after it count: the mirror may be old.
+        It is 0 if the mirror has none now.
         """
-        return any(
-            each.mod_revision > since_revision and self._is_continued_in(each)
-            for each in self._keyspace.assignments(journal)
+        assignments = self._keyspace.assignments(journal)
+        return max(
+            (each.mod_revision for each in assignments if self._is_continued_in(each)), default=0
         )
 
     async def is_continued_in(self, etcd: Etcd, item: JournalEntry, record: bytes) -> bool:
-        """Return :meth:`is_continued` as Etcd has it, whenever the route was written.
+        """Return True if Etcd has a route of a journal without this broker.
 
         Args:
             etcd: the client.

@@ -10,9 +10,11 @@ transaction, and so ends the wait. The allocator moves the journal later if it w
 add this broker at the same moment, since its transaction does not depend on ours: then the second
 assignment of this broker is deleted again.
 
-The directory has all acknowledged bytes of a journal if its head is known and no one continued the
-journal since (`etcd_history`); or if the broker that used the directory before is a member of the
-last route, which is the only trace of a journal without content.
+The directory has all acknowledged bytes of a journal if its head is known, no one continued the
+journal since (`etcd_history`), and this broker is a member of the last route: a replica that joins
+knows the head before the route with it is written, and others continue without it if it never is.
+Or if the broker that used the directory before is a member of the last route, and no head was ever
+known here: that is the only trace of a journal without content.
 """
 
 from __future__ import annotations
@@ -371,9 +373,12 @@ class WaitingJournals:
             create_revision=item.create_revision,
             cluster_id=self._keyspace.header.cluster_id,
         )
-        return head is not None or (
+        if head is not None:
+            return self._history.is_or_was_member(journal)
+        return (
             self._history.was_member(journal)
             and not self._is_quarantined(journal, item.create_revision)
+            and not self._directory.has_former_head(journal, item.create_revision)
         )
 
     async def run(self) -> None:

@@ -297,6 +297,7 @@ class RecoveredJournal:
         spools: spools with committed content, in order.
         head: the greatest committed offset known; ``None`` if none is.
         unverified: the unverified head; ``None`` if there is none.
+        former: the head that was forgotten last; ``None`` if none was.
         serial: the greatest serial in a file's name.
         forgotten: the greatest serial of a contested spool, which no longer states the head.
         withheld: what is withheld; then there are neither spools nor heads.
@@ -305,6 +306,7 @@ class RecoveredJournal:
     spools: list[CompletedSpool]
     head: Head | None
     unverified: Head | None
+    former: Head | None
     serial: int
     forgotten: int
     withheld: WithheldJournal | None = None
@@ -384,6 +386,7 @@ def _recover(
         [],
         _read_head(directory / "head", cluster_id),
         _read_head(directory / "head.unverified", cluster_id, HeadInput.READ_UNVERIFIED),
+        _read_head(directory / "head.forgotten", cluster_id, HeadInput.READ_UNVERIFIED),
         serial,
         forgotten,
     )

@@ -39,8 +39,9 @@ restarts too (the file ``forgotten`` records it). While a spool is uncontested o
 when nothing of the journal is in quarantine but contested spools which others have, or which only
 brokers that are away can judge. A head that was removed is written again when all contested spools
 are in use, each of them whole, and this broker is a member of the last route known (`routes`).
-For want of a history a head becomes *unverified*: it is used only if no one else has bytes after
-it, too. Until that is known it is in quarantine, as a spool is, also without any spool.
+For want of a history a head becomes *unverified*, also at the end of a replica whose mirror of Etcd
+may be old: it is used only if no one else has bytes after it, too. Until that is known it is in
+quarantine, as a spool is, also without any spool.
 
 ===========  ==========================================  ==============================  ===========
 state        input                                       effect                          next state

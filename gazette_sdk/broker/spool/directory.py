@@ -8,6 +8,7 @@
     ROOT/accepted                                  withheld spools may be used (`withheld`)
     ROOT/journals/NAME=DIGEST/head                 the greatest committed offset, and the registers
     ROOT/journals/NAME=DIGEST/head.unverified      a head that is not used yet
+    ROOT/journals/NAME=DIGEST/head.forgotten       a head that was known, until another one is
     ROOT/journals/NAME=DIGEST/forgotten            serial of the last contested spool
     ROOT/journals/NAME=DIGEST/withheld             its files are of another history of Etcd
     ROOT/journals/NAME=DIGEST/BEGIN-SERIAL.log     commits of a spool (`CommitLog`)
@@ -266,6 +267,7 @@ class SpoolDirectory:
         self.durability = durability
         self._heads: dict[str, Head] = {}
         self._unverified: dict[str, Head] = {}
+        self._former: dict[str, Head] = {}  # forgotten, of journals without another head since
         self._heads_lock = threading.Lock()  # the loop changes heads, background threads write them
         self._unwritten: set[str] = set()  # journals whose head is only in logs of spools
         self._serial = 0
@@ -343,6 +345,14 @@ class SpoolDirectory:
         """Return the unverified head of a journal; ``None`` if it has none."""
         return self._unverified.get(name)
 
+    def has_former_head(self, name: str, create_revision: int) -> bool:
+        """Return True if a head of a journal was known here, and is forgotten or unverified.
+
+        Then the journal has content, and it is not known here where that ends.
+        """
+        former = self._unverified.get(name) or self._former.get(name)
+        return former is not None and former.create_revision == create_revision
+
     def note_head(self, head: Head, reason: HeadInput = HeadInput.COMMITTED) -> None:
         """Write a head, if it is greater than the known one.
 
@@ -368,6 +378,8 @@ class SpoolDirectory:
                 self._write_head(head)
                 if self._unverified.pop(head.journal, None) is not None:
                     self._unverified_path(head.journal).unlink(missing_ok=True)
+                if self._former.pop(head.journal, None) is not None:
+                    self._former_path(head.journal).unlink(missing_ok=True)
 
     def verify_head(self, head: Head) -> None:
         """Use an unverified head: no one has bytes after it.
@@ -416,7 +428,7 @@ class SpoolDirectory:
             effect, _ = head_step(self._state_of(name), reason)
             if effect not in {HeadEffect.FORGET, HeadEffect.DOUBT}:
                 return
-            self._unverified.pop(name, None)
+            unverified = self._unverified.pop(name, None)
             head = self._heads.pop(name, None)
             self._unwritten.discard(name)
             directory = self._directory_of(name)
@@ -427,6 +439,10 @@ class SpoolDirectory:
                 directory.mkdir(exist_ok=True)
                 replace_file(self._unverified_path(name), encode_head(head), synced=is_synced)
             if directory.exists():  # recovery must not derive the head from spools there
+                former = head or unverified
+                if effect is HeadEffect.FORGET and former is not None:
+                    self._former[name] = former
+                    replace_file(self._former_path(name), encode_head(former), synced=is_synced)
                 serial = f"{self._serial:08x}".encode()
                 replace_file(directory / "forgotten", serial, synced=is_synced)
                 if is_synced:
@@ -443,6 +459,9 @@ class SpoolDirectory:
 
     def _unverified_path(self, name: str) -> Path:
         return self._directory_of(name) / "head.unverified"
+
+    def _former_path(self, name: str) -> Path:
+        return self._directory_of(name) / "head.forgotten"
 
     def is_contested(self, spool: CompletedSpool) -> bool:
         """Return True if the head of a spool's journal was forgotten after it was written.
@@ -503,6 +522,8 @@ class SpoolDirectory:
                     self._unwritten.add(found.head.journal)
                 elif found.unverified is not None:
                     self._unverified[found.unverified.journal] = found.unverified
+                elif found.former is not None:
+                    self._former[found.former.journal] = found.former
         recovered.sort(key=lambda spool: (spool.fragment.journal, spool.fragment.begin))
         if recovered:
             _log.info("recovered %d spools of an earlier process in %s", len(recovered), self.root)
@@ -744,6 +765,11 @@ class JournalSpools:
         """Forget the head: others continued the journal. See :meth:`SpoolDirectory.forget_head`."""
         if self.head is not None:
             self._directory.forget_head(self.name)
+
+    def doubt_head(self) -> None:
+        """Use the head no more before it is known that no one has bytes after it."""
+        if self.head is not None:
+            self._directory.forget_head(self.name, HeadInput.HISTORY_LOST)
 
     def was_forgotten(self, file: ContentFile | None, end: int) -> bool:
         """Return True if the head was forgotten since the current spool was begun.

@@ -264,7 +264,7 @@ def test_a_head_that_was_forgotten_is_not_written_again_at_the_end(tmp_path, has
             replica.spool.put(spool)
             directory.note_head(Head("a/journal", 5, b"", 5, 77))
             directory.forget_head("a/journal")
-            await replica.shut_down(is_continued=lambda _: False)
+            await replica.shut_down(continued_at=lambda: 0)
             assert directory.head("a/journal", create_revision=5, cluster_id=77) is None
         with SpoolDirectory(tmp_path) as directory:
             directory.recover(77)

@@ -145,7 +145,7 @@ def test_a_header_of_another_process_or_cluster_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("joined_since", [False, True])
-def test_a_head_is_kept_if_the_route_without_us_is_older_than_our_own(joined_since, tmp_path):
+def test_a_head_is_unverified_if_the_route_without_us_is_older_than_our_own(joined_since, tmp_path):
     """The mirror may lack the route that has this broker, at the end of its lease."""
 
     async def scenario():
@@ -166,10 +166,14 @@ def test_a_head_is_kept_if_the_route_without_us_is_older_than_our_own(joined_sin
             replica.joined_revision = made.mirror.keyspace.revision if joined_since else 0
             made.resolver.stop_local()
             await made.resolver.shutdowns()
-            head = made.directory.head(
-                "journal/one", create_revision=replica.create_revision, cluster_id=12
+            revision = replica.create_revision
+            assert (
+                made.directory.head("journal/one", create_revision=revision, cluster_id=12) is None
             )
-            assert (head is not None) == joined_since
+            unverified = made.directory.unverified_head("journal/one")
+            assert (unverified.end if unverified else None) == (7 if joined_since else None)
+            assert made.directory.has_former_head("journal/one", revision)
+            assert not made.directory.has_former_head("journal/one", revision + 1)
 
     run(scenario())
 
