@@ -34,7 +34,7 @@ class KnownLease:
 
     Args:
         pause_max_s: longest time without :meth:`ran` after which the lease is alive, unless Etcd
-            ends it early. By default it is alive for ever.
+            ends it early. By default it is alive for ever, unless wall time goes back.
         life: the same by the renewals. By default it is alive for ever.
 
     Attributes:

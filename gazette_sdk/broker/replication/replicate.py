@@ -329,6 +329,7 @@ async def replicate(
         header: pb.Header | None = resolution.header
         request: pb.ReplicateRequest | None = first
         is_reported = first.HasField("acknowledged_through")
+        revision = first.header.etcd.revision
         if is_reported:
             resolution.replica.index.hold(is_reported=True)
         while request is not None:
@@ -338,7 +339,7 @@ async def replicate(
                 request,
                 response.status,
                 is_reported=is_reported,
-                revision=first.header.etcd.revision,
+                revision=revision,
             )
             if request.acknowledge:
                 if header is not None:

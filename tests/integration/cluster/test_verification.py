@@ -223,7 +223,7 @@ def test_a_silent_broker_whose_endpoint_closes_connections_has_half_of_its_lease
 
 
 def test_a_broker_whose_endpoint_closes_connections_has_longer_to_answer(etcd, monkeypatch):
-    """What stands before it may close connections, while it lives and Etcd is slow."""
+    """A proxy before it may close connections, while it lives and Etcd is slow."""
     monkeypatch.setattr(verifier_module, "CLOSED_ANSWER_S", 1.0)
 
     async def scenario():

@@ -1,4 +1,4 @@
-"""Which waiting journals a broker may take over by what its spool directory has."""
+"""Waiting journals that a broker may take over, by the content of its spool directory."""
 
 from __future__ import annotations
 
