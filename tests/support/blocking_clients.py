@@ -6,10 +6,8 @@ Load the fixtures in a test module with ``from support.blocking_clients import n
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -19,6 +17,7 @@ from gazette_sdk.server.tls import server_context
 from gazette_sdk.transport.stream.blocking import BlockingClient, TlsContext
 from gazette_sdk.transport.wire import Destination, Peer, Tls
 from support.certificates import Authority
+from support.open_files import leaves_no_file_open
 from support.scripted_broker import append_ok
 from support.scripted_stream import ScriptedStream
 
@@ -38,7 +37,6 @@ __all__ = [
     "to_the_end",
 ]
 
-OPEN_FILES = Path("/proc/self/fd")
 OPENING = pb.AppendRequest(journal="a/journal").SerializeToString()
 WAIT_S = 10.0
 TRIES_MAX = 20
@@ -48,14 +46,9 @@ WAYS = ["TCP", "TLS", "a Unix socket"]
 @pytest.fixture(autouse=True)
 def nothing_leaks():
     """No test leaves a file or a thread behind."""
-    before = len(list(OPEN_FILES.iterdir()))
     threads = threading.active_count()
-    yield
-    gc.collect()
-    ends_at = time.monotonic() + WAIT_S  # threads that end may still close theirs
-    while len(list(OPEN_FILES.iterdir())) > before and time.monotonic() < ends_at:
-        time.sleep(0.01)
-    assert len(list(OPEN_FILES.iterdir())) <= before
+    with leaves_no_file_open():
+        yield
     assert threading.active_count() <= threads + 8  # of asyncio.to_thread
 
 

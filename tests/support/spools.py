@@ -143,11 +143,6 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.002)
 
 
-def open_files() -> int:
-    """Return the number of open descriptors of this process."""
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
 def files_below(root: Path) -> list[str]:
     """Names of all files below a directory, sorted."""
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())

@@ -7,20 +7,19 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.stream_frames import Method, encode_call
 from gazette_sdk.server.process import Server
 from gazette_sdk.transport.loop import run
+from support.open_files import open_files
 from support.scripted_journals import ScriptedJournals, serving
 
 __all__ = [
     "LIMIT_S",
     "Waiting",
     "apply_call",
-    "descriptors",
     "left_until",
     "stream_server",
     "stream_tasks",
@@ -35,18 +34,14 @@ def stream_server(journals: Any, **options: Any) -> Iterator[Server]:
     """A server on the SDK's loop. At its end nothing of the connections is left."""
     host = serving(journals, host="127.0.0.1", **options)
     server = run(host.__aenter__(), LIMIT_S)
-    before = descriptors()
+    before = len(open_files())
     try:
         yield server
         left_until(server, 0)
-        until(lambda: descriptors() <= before)
+        until(lambda: len(open_files()) <= before)
     finally:
         run(host.__aexit__(None, None, None), LIMIT_S)
     assert not run(stream_tasks(), LIMIT_S)
-
-
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def stream_tasks() -> list[str]:

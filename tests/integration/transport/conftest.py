@@ -1,18 +1,12 @@
-import gc
-from pathlib import Path
-
 import pytest
 
+from support.open_files import leaves_no_file_open
 from support.wires import certifier, wire
 
 __all__ = ["certifier", "no_descriptor_leaks", "wire"]
 
-OPEN_FILES = Path("/proc/self/fd")
-
 
 @pytest.fixture
 def no_descriptor_leaks():
-    before = len(list(OPEN_FILES.iterdir()))
-    yield
-    gc.collect()
-    assert len(list(OPEN_FILES.iterdir())) <= before
+    with leaves_no_file_open():
+        yield

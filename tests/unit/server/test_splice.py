@@ -24,7 +24,8 @@ from gazette_sdk.server.splice import (
 from gazette_sdk.transport.loop import run
 from support import raw_grpc
 from support.certificates import Authority
-from support.spools import open_files, until
+from support.open_files import open_files
+from support.spools import until
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 OPENING = PREFACE + b"\0\0\0\4\0\0\0\0\0"
@@ -220,12 +221,12 @@ def test_no_descriptor_is_left_behind(tmp_path):
         writer.close()
 
     async def scenario():
-        before = open_files()
+        before = len(open_files())
         async with spliced(tmp_path / "s", _echo) as (port, splicer):
             for _ in range(3):
                 await asyncio.gather(*(talk(port) for _ in range(20)))
             await until(lambda: len(splicer.fronts) == 0)
-        await until(lambda: open_files() <= before)
+        await until(lambda: len(open_files()) <= before)
 
     run(scenario(), 20)
 
@@ -245,14 +246,14 @@ def test_a_client_that_left_is_forgotten_while_the_server_behind_accepts_nothing
             listener.add(PortProtocol("splice", (b"PRI",), splicer))
             port = listener.bind("127.0.0.1", 0)
             await listener.start()
-            before = open_files()
+            before = len(open_files())
             for _ in range(5):
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
                 writer.write(OPENING)
                 await until(lambda: len(splicer.fronts) == 1 and not splicer.connecting)
                 writer.close()
                 await until(lambda: not splicer.fronts)
-            await until(lambda: open_files() == before)
+            await until(lambda: len(open_files()) == before)
             listener.close()
             await splicer.aclose()
 

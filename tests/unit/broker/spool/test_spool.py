@@ -26,12 +26,12 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import digest_of
 from gazette_sdk.protocol.labels import label_set, matches, parse_selector, subtract, union
 from support import vectors
+from support.open_files import leaves_no_file_open
 from support.spools import (
     CLUSTER,
     SlowDisk,
     SpoolUser,
     content_of,
-    open_files,
     sum_of_content,
     until,
 )
@@ -210,11 +210,10 @@ def test_first_append_time_is_that_of_the_first_commit(directory):
 def test_nothing_stands_on_disk_before_there_is_content(directory):
     async def scenario():
         gc.collect()  # what other tests left
-        before = open_files()
-        users = [SpoolUser(directory, f"a/journal-{number}") for number in range(1000)]
-        for user in users[:100]:
-            await user.roll(codec=pb.GZIP)  # as each minute's pulse does
-        assert open_files() == before
+        with leaves_no_file_open():
+            users = [SpoolUser(directory, f"a/journal-{number}") for number in range(1000)]
+            for user in users[:100]:
+                await user.roll(codec=pb.GZIP)  # as each minute's pulse does
         assert not list((directory.root / "journals").iterdir())
 
     asyncio.run(scenario())
