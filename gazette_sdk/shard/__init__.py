@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from gazette_sdk.shard.stores.rocks_store import RocksStore
     from gazette_sdk.shard.stores.sql_store import SqlStore
     from gazette_sdk.shard.stores.sqlite_store import SqliteStore
+    from gazette_sdk.shard.transaction.timers import Timer
     from gazette_sdk.shard.transaction.transaction import Process, Shard, Transaction
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "SqlStore",
     "SqliteStore",
     "Store",
+    "Timer",
     "Transaction",
     "codec",
     "dead_letters",
@@ -72,6 +74,7 @@ _MODULES = {
     "SqlStore": "stores.sql_store",
     "SqliteStore": "stores.sqlite_store",
     "Store": "stores.base",
+    "Timer": "transaction.timers",
     "Transaction": "transaction.transaction",
     "codec": "stores.codec",
     "dead_letters": "application.application",

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gazette_sdk.shard.transaction.machine import CommitStep
     from gazette_sdk.testing.cluster import gazette_cluster
-    from gazette_sdk.testing.handler_runs import HandlerRun, run_handler
+    from gazette_sdk.testing.handler_runs import Advance, HandlerRun, run_handler
     from gazette_sdk.testing.journal_checker import (
         Copy,
         JournalChecker,
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from gazette_sdk.testing.transport_faults import FaultyTransport, TransportFaults
 
 __all__ = [
+    "Advance",
     "CommitStep",
     "Copy",
     "FaultyStore",
@@ -74,7 +75,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "handler_runs": ("HandlerRun", "run_handler"),
+    "handler_runs": ("Advance", "HandlerRun", "run_handler"),
     "shards": ("run_shards",),
     "cluster": ("gazette_cluster",),
     "journal_checker": (

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import copy
+import itertools
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +33,30 @@ JOURNAL = "memory/part-000"
 BATCH_COUNT = 100
 """Messages of a batch."""
 
+IDLE_CHECK_S = 0.001
+"""Time between two looks whether a run is idle, before time passes."""
+
+
+class Advance(NamedTuple):
+    """Time that passes between two messages of a run. Timers that are due by then fire.
+
+    Attributes:
+        to: the new time, in Unix seconds.
+    """
+
+    to: float
+
+
+@dataclass(slots=True)
+class Clock:
+    """Wall clock of a run.
+
+    Attributes:
+        now: Unix seconds.
+    """
+
+    now: float
+
 
 class HandlerRun(NamedTuple):
     """Result of a run.
@@ -50,6 +77,7 @@ class MemoryInput:
         messages: the messages.
         checkpoint: position at which to begin.
         batch_count: messages of a batch.
+        more: event that is set after messages were added; None if none will be.
 
     Attributes:
         on_undecodable: is not called: all messages are given decoded.
@@ -59,9 +87,15 @@ class MemoryInput:
     ended = False
 
     def __init__(
-        self, messages: Sequence[Any], checkpoint: Checkpoint, *, batch_count: int = BATCH_COUNT
+        self,
+        messages: Sequence[Any],
+        checkpoint: Checkpoint,
+        *,
+        batch_count: int = BATCH_COUNT,
+        more: asyncio.Event | None = None,
     ) -> None:
         self.on_undecodable: Callable[[GazetteError], object] | None = None
+        self._more = more or asyncio.Event()
         self._messages = messages
         self._batch_count = batch_count
         self._next = checkpoint.offsets.get(JOURNAL, 0)
@@ -83,8 +117,9 @@ class MemoryInput:
 
     async def arrived(self) -> None:
         """Wait until there are messages; without end if there will be none."""
-        if self._next >= len(self._messages):
-            await asyncio.Event().wait()
+        while self._next >= len(self._messages):
+            self._more.clear()
+            await self._more.wait()
 
     def checkpoint(self, left: int) -> Checkpoint:
         """Return the position, without the last ``left`` messages."""
@@ -179,6 +214,7 @@ def run_handler(
     messages: Sequence[Any],
     *,
     batch_count: int = BATCH_COUNT,
+    now: float | None = None,
     timeout_s: float = 30.0,
     read: Callable[[Any], Any] | None = None,
     on_step: OnStep | None = None,
@@ -192,8 +228,10 @@ def run_handler(
 
     Args:
         application: the application. Its store works in a directory of its own.
-        messages: the messages, in order.
+        messages: the messages, in order, and :class:`Advance` where time passes between them.
         batch_count: messages that arrive at once.
+        now: time of the run, in Unix seconds; None for that of its begin. Only :class:`Advance`
+            changes it.
         timeout_s: bound of the run, in seconds.
         read: returns the state of the store, after the last transaction.
         on_step: called at each step of a commit.
@@ -214,6 +252,7 @@ def run_handler(
                 shard,
                 messages,
                 batch_count=batch_count,
+                clock=Clock(time.time() if now is None else now),
                 timeout_s=timeout_s,
                 read=read or _state_of,
                 on_step=on_step,
@@ -227,45 +266,81 @@ async def _run(
     messages: Sequence[Any],
     *,
     batch_count: int,
+    clock: Clock,
     timeout_s: float,
     read: Callable[[Any], Any],
     on_step: OnStep | None,
 ) -> HandlerRun:
     store = application.new_store(shard)
     output = MemoryOutput()
+    arrived: list[Any] = []
+    more = asyncio.Event()
+    completed = asyncio.Event()
     runner = Runner(
         application,
         shard,
         store,
         recorder=None,
         log=None,
-        new_input=lambda checkpoint: MemoryInput(messages, checkpoint, batch_count=batch_count),
+        new_input=lambda checkpoint: MemoryInput(
+            arrived, checkpoint, batch_count=batch_count, more=more
+        ),
         output=output,
         on_step=on_step,
+        on_completed=completed.set,
+        wall_clock=lambda: clock.now,
     )
+
+    async def feed() -> None:
+        """Let messages arrive and time pass, until all are committed."""
+        for is_time, given in itertools.groupby(messages, lambda each: isinstance(each, Advance)):
+            if is_time:
+                for each in given:
+                    await _advance(runner, clock, each.to, completed)
+            else:
+                arrived.extend(given)
+                more.set()
+                await runner.progress.wait({JOURNAL: len(arrived)})
+                await _advance(runner, clock, clock.now, completed)  # what is due at once
+
     try:
         async with asyncio.timeout(timeout_s):
-            await _until_committed(runner, len(messages))
+            await _run_until_ended(runner, feed())
         state = read(store)
     finally:
         store.destroy()
     return HandlerRun(state, [message for _, message in output.published])
 
 
-async def _until_committed(runner: Runner, end: int) -> None:
-    """Run until all messages are committed."""
+async def _run_until_ended(runner: Runner, feeding: Coroutine[Any, Any, None]) -> None:
+    """Run until all messages are fed and committed."""
     await runner.restore()
     running = asyncio.create_task(runner.run())
-    reached = asyncio.create_task(runner.progress.wait({JOURNAL: end}))
+    fed = asyncio.create_task(feeding)
     try:
-        if end:
-            await asyncio.wait({running, reached}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({running, fed}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in (running, reached):
+        for task in (running, fed):
             task.cancel()
-        ended, _ = await asyncio.gather(running, reached, return_exceptions=True)
-    if isinstance(ended, BaseException) and not isinstance(ended, asyncio.CancelledError):
-        raise ended
+        ends = await asyncio.gather(running, fed, return_exceptions=True)
+    for error in ends:
+        if isinstance(error, BaseException) and not isinstance(error, asyncio.CancelledError):
+            raise error
+
+
+async def _advance(runner: Runner, clock: Clock, to: float, completed: asyncio.Event) -> None:
+    """Let time pass; the timers that are due by then fire, each at its time."""
+    while True:
+        while not runner.is_idle:  # noqa: ASYNC110 - the runner has no event for it
+            await asyncio.sleep(IDLE_CHECK_S)
+        due_at = runner.next_timer_at
+        if due_at > to:
+            clock.now = max(clock.now, to)
+            return
+        clock.now = max(clock.now, due_at)
+        completed.clear()
+        runner.look_at_clock()
+        await completed.wait()
 
 
 def _state_of(store: Any) -> Any:

@@ -36,6 +36,7 @@ from gazette_sdk.shard.transaction.transaction import Process, Shard
 
 if TYPE_CHECKING:
     from gazette_sdk.message.mapping import Mapping
+    from gazette_sdk.shard.transaction.timers import Timer
     from gazette_sdk.shard.transaction.transaction import CommitFuture, Transaction
 
 
@@ -159,7 +160,7 @@ M = TypeVar("M")
 S = TypeVar("S")
 H = TypeVar("H", bound=Handler)
 
-_HOOKS = ("begin", "consume", "finalize", "finished")
+_HOOKS = ("begin", "consume", "on_timer", "finalize", "finished")
 
 _SELECTOR_CHARACTERS = frozenset("=!,() ")
 
@@ -214,10 +215,10 @@ class Application(Generic[M, S]):
 
     Derive from it, declare ``message`` and ``store``, and define :meth:`consume`; or make one of a
     function with :func:`~gazette_sdk.shard.application.handler.handler`. The hooks ``begin``,
-    ``consume``, ``finalize`` and ``finished`` are all ``def`` or all ``async def``. Those of a
-    shard are called one at a time: ``def`` hooks on a worker thread, ``async def`` hooks on the
-    event loop of the process. A hook may be called again for a message whose transaction was not
-    committed; one call for each message is committed.
+    ``consume``, ``on_timer``, ``finalize`` and ``finished`` are all ``def`` or all ``async def``.
+    Those of a shard are called one at a time: ``def`` hooks on a worker thread, ``async def`` hooks
+    on the event loop of the process. A hook may be called again for a message or a timer whose
+    transaction was not committed; one call for each is committed.
 
     Attributes:
         endpoints: HTTP endpoints that it declares.
@@ -286,6 +287,9 @@ class Application(Generic[M, S]):
 
     def consume(self, txn: Transaction[S], message: M) -> Any:
         """Consume one committed message. Every application defines it."""
+
+    def on_timer(self, txn: Transaction[S], timer: Timer) -> Any:
+        """Act on a timer that is due, which ``txn.timers.set`` has set. It may set it again."""
 
     def finalize(self, txn: Transaction[S]) -> Any:
         """Change the store and publish for the last time in a transaction."""
@@ -406,6 +410,11 @@ class Application(Generic[M, S]):
         return f"{module}.{name}".replace("<locals>.", "")
 
     @property
+    def has_timers(self) -> bool:
+        """True if it defines ``on_timer``."""
+        return not _is_inherited(self, "on_timer")
+
+    @property
     def is_async(self) -> bool:
         """True if the hooks are coroutine functions."""
         return inspect.iscoroutinefunction(self.consume)
@@ -479,6 +488,9 @@ class Application(Generic[M, S]):
     def _validate_hooks(self, name: str) -> None:
         """Refuse a wrong signature, and a mixture of ``def`` and ``async def``."""
         _check_signature(name, self.consume)
+        if self.has_timers:
+            _check_signature(name, self.on_timer, "a timer", "(txn, timer)")
+            _check_keeps_timers(name, self.store)
         wanted = self.is_async
         for hook in _HOOKS:
             if _is_inherited(self, hook):
@@ -509,22 +521,40 @@ def _check_store(name: str, store: object) -> None:
         )
 
 
-def _check_signature(name: str, consume: Callable[..., Any]) -> None:
-    """Refuse a function that cannot be called with a transaction and a message.
+def _check_keeps_timers(name: str, store: object) -> None:
+    """Refuse a class of stores that keep no timers.
+
+    Raises:
+        ConfigurationError: its stores keep none.
+    """
+    if isinstance(store, type) and not hasattr(store, "put_timers"):
+        raise ConfigurationError(
+            f"{name} has timers, which {store.__name__} does not keep; use shard.RocksStore,"
+            " shard.SqliteStore, shard.JsonStore or shard.SqlStore"
+        )
+
+
+def _check_signature(
+    name: str,
+    function: Callable[..., Any],
+    argument: str = "a message",
+    wanted: str = "(txn, message)",
+) -> None:
+    """Refuse a function that cannot be called with a transaction and another argument.
 
     Raises:
         ConfigurationError: it cannot.
     """
     try:
-        signature = inspect.signature(consume)
+        signature = inspect.signature(function)
     except ValueError:
         return  # a function in C may have none
     try:
         signature.bind(None, None)
     except TypeError as error:
         raise ConfigurationError(
-            f"{name}{signature} cannot be called with a transaction and a message: {error}; declare"
-            " it with (txn, message)"
+            f"{name}{signature} cannot be called with a transaction and {argument}: {error};"
+            f" declare it with {wanted}"
         ) from error
 
 

@@ -38,6 +38,7 @@ from gazette_sdk.transport.listing import WatchedList
 
 M = TypeVar("M")
 S = TypeVar("S")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class HandlerApplication(Application[Any, Any]):
@@ -60,6 +61,36 @@ class HandlerApplication(Application[Any, Any]):
         self.function = function
         vars(self).update(declared, consume=function)
         super().__init__()
+
+    def timer(self, function: Function) -> Function:
+        """Declare the function that timers call, with the transaction and the timer.
+
+        ::
+
+            @rides.timer
+            def quiet(txn: shard.Transaction, timer: shard.Timer) -> None:
+                del txn.store[timer.key]
+
+        Returns:
+            The function.
+
+        Raises:
+            ConfigurationError: it is no such function, or the second one; or the store keeps no
+                timers.
+        """
+        if self.has_timers:
+            raise ConfigurationError(f"{self!r} has a function for its timers; declare one")
+        if not callable(function):
+            raise ConfigurationError(
+                f"{function!r} is no function; decorate a function of a transaction and a timer"
+            )
+        vars(self)["on_timer"] = function
+        try:
+            self._validate()
+        except ConfigurationError:
+            del vars(self)["on_timer"]
+            raise
+        return function
 
     def _place(self) -> tuple[str, str]:
         function = self.function

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from gazette_sdk.errors import ShardStoreError
 from gazette_sdk.message.checkpoint import Checkpoint
@@ -17,6 +17,9 @@ UNCOMMITTED_PUTS_MAX = 65_536
 """Changes of one transaction, from which on its store is full."""
 UNCOMMITTED_BYTES_MAX = 16 << 20
 """Bytes of one transaction's changes, from which on its store is full."""
+
+TIMER_KEY_BYTES_MAX = 512
+"""Bound of a timer's encoded key, so that all databases can index it."""
 
 FILES_SHOWN_MAX = 5
 """Names of files that an error shows."""
@@ -136,6 +139,51 @@ class ValidatingStore(Protocol):
 
         Raises:
             UnreadableStateError: the state would not be read again as it is.
+        """
+
+
+class TimerRow(NamedTuple):
+    """Timer as a store keeps it. Rows are ordered by time, then key.
+
+    Attributes:
+        due_us: its time, in microseconds since 1970.
+        key: its key, encoded.
+    """
+
+    due_us: int
+    key: bytes
+
+
+@runtime_checkable
+class TimerStore(Protocol):
+    """Store that keeps timers, and commits their changes with the rest of its state."""
+
+    def open_timers(self) -> None:
+        """Prepare to keep timers, after ``restore``: an application without them calls it not.
+
+        Raises:
+            ShardStoreError: the store failed.
+        """
+
+    def timers_after(self, row: TimerRow | None, limit: int) -> Sequence[TimerRow]:
+        """Return the next timers that are committed locally, in order.
+
+        Args:
+            row: the row after which they begin; None for the first.
+            limit: the number of timers.
+
+        Raises:
+            ShardStoreError: the store failed.
+        """
+
+    def put_timers(self, changes: Mapping[bytes, int | None]) -> None:
+        """Put timers in the open transaction, just before its ``start_commit``.
+
+        Args:
+            changes: by key, the time in microseconds since 1970; None to remove the timer.
+
+        Raises:
+            ShardStoreError: the store failed.
         """
 
 

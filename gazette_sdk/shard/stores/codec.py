@@ -22,7 +22,7 @@ from gazette_sdk.protocol.durations import decode_varint, encode_varint
 T = TypeVar("T")
 
 _SIGN = 1 << 63
-_BYTES_TAG, _STR_TAG, _INT_TAG = b"\x01", b"\x02", b"\x03"
+_BYTES_TAG, _STR_TAG, _INT_TAG, _TUPLE_TAG = b"\x01", b"\x02", b"\x03", b"\x04"
 _END = b"\x00"
 _ESCAPED_ZERO = b"\x00\xff"
 _UVARINT_MAX = (1 << 63) - 1
@@ -298,6 +298,25 @@ def _decode_tuple(encoded: bytes) -> tuple[Any, ...]:
         elements.append(content.decode() if tag == _STR_TAG else content)
         at = end + 1
     return tuple(elements)
+
+
+def _encode_key_of_any_type(key: Any) -> bytes:
+    parts = key if type(key) is tuple else (key,)
+    if any(type(part) not in (str, bytes, int) for part in parts):
+        raise TypeError(f"a key of str, bytes, int or a tuple of them is needed, not {key!r}")
+    encoded = b"".join(map(_encode_element, parts))
+    return _TUPLE_TAG + encoded if type(key) is tuple else encoded
+
+
+def _decode_key_of_any_type(encoded: bytes) -> Any:
+    if encoded.startswith(_TUPLE_TAG):
+        return _decode_tuple(encoded[1:])
+    (key,) = _decode_tuple(encoded)
+    return key
+
+
+any_key: Codec[Any] = Codec(_encode_key_of_any_type, _decode_key_of_any_type, is_checked=True)
+"""Keys of str, bytes, int or tuples of them, of any of these types beside each other."""
 
 
 def key_codec(of: Any) -> Codec[Any]:

@@ -1,14 +1,16 @@
 """State of one value, in a JSON file.
 
 The file ``/state.json`` holds three documents, each on a line: journals' offsets, the state, and
-the checkpoint (`shard` 9.1). Gazette's consumers read and write the same file.
+the checkpoint (`shard` 9.1). Gazette's consumers read and write the same file. While there are
+timers, a fourth document has them: the time of each, by its key in base64.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
-from collections.abc import Iterator, Sequence
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -24,7 +26,12 @@ from gazette_sdk.shard.recovery.hints import (
     RenameFile,
     WriteFile,
 )
-from gazette_sdk.shard.stores.base import recovered_files, refuse_other_files, type_arguments
+from gazette_sdk.shard.stores.base import (
+    TimerRow,
+    recovered_files,
+    refuse_other_files,
+    type_arguments,
+)
 from gazette_sdk.shard.stores.codec import is_same
 
 State = TypeVar("State")
@@ -130,6 +137,7 @@ class JsonStore(JsonView[State]):
         self._committed = b""
         # The state as it was validated last; empty from the begin of a transaction on.
         self._validated = b""
+        self._timers: dict[bytes, int] = {}
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._entries()[key] = value
@@ -152,6 +160,7 @@ class JsonStore(JsonView[State]):
                 files are of another store.
         """
         self._validated = b""
+        self._timers = {}
         try:
             stored = (self._directory / _STATE_PATH[1:]).read_bytes()
         except FileNotFoundError:
@@ -161,8 +170,9 @@ class JsonStore(JsonView[State]):
             return Checkpoint()
         lines = stored.splitlines(keepends=True)
         try:
-            offsets, state, checkpoint = lines
+            offsets, state, checkpoint, *timers = lines
             restored = _decode_checkpoint(offsets, checkpoint)
+            self._timers = _decode_timers(*timers)
             self.state = msgspec.json.decode(state, type=self._type())
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ShardStoreError(
@@ -217,7 +227,9 @@ class JsonStore(JsonView[State]):
             self.validate_state()
         state, self._validated = self._validated, b""
         offsets = _document(dict(sorted(checkpoint.offsets.items())))
-        documents = (offsets, state, _encode_checkpoint(checkpoint))
+        documents = [offsets, state, _encode_checkpoint(checkpoint)]
+        if self._timers:
+            documents.append(_encode_timers(self._timers))
         try:
             next_file = self._directory / _NEXT_PATH[1:]
             next_file.write_bytes(b"".join(documents))
@@ -235,6 +247,22 @@ class JsonStore(JsonView[State]):
 
     def finish_commit(self) -> None:
         """End the commit: nothing is to be done."""
+
+    def open_timers(self) -> None:
+        """Prepare to keep timers: nothing is to be done."""
+
+    def timers_after(self, row: TimerRow | None, limit: int) -> Sequence[TimerRow]:
+        """Return the next timers; see :class:`~gazette_sdk.shard.stores.base.TimerStore`."""
+        rows = (TimerRow(due_us, key) for key, due_us in self._timers.items())
+        return heapq.nsmallest(limit, (each for each in rows if row is None or each > row))
+
+    def put_timers(self, changes: Mapping[bytes, int | None]) -> None:
+        """Put timers, just before ``start_commit``; None removes one."""
+        for key, due_us in changes.items():
+            if due_us is None:
+                self._timers.pop(key, None)
+            else:
+                self._timers[key] = due_us
 
     def rerecord(self, path: str) -> Sequence[FileChange]:
         """Return changes that record the file anew; nothing for another path."""
@@ -276,6 +304,15 @@ def _escaped(encoded: bytes) -> bytes:
     for plain, escaped in _ESCAPED.items():
         encoded = encoded.replace(plain, escaped)
     return encoded
+
+
+def _encode_timers(timers: Mapping[bytes, int]) -> bytes:
+    return _document({base64.b64encode(key).decode(): due_us for key, due_us in timers.items()})
+
+
+def _decode_timers(document: bytes = b"{}") -> dict[bytes, int]:
+    decoded = msgspec.json.decode(document, type=dict[str, int])
+    return {base64.b64decode(key, validate=True): due_us for key, due_us in decoded.items()}
 
 
 def _encode_checkpoint(checkpoint: Checkpoint) -> bytes:

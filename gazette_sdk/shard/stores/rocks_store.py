@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import heapq
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,6 +47,7 @@ from gazette_sdk.shard.recovery.hints import (
 from gazette_sdk.shard.stores.base import (
     UNCOMMITTED_BYTES_MAX,
     UNCOMMITTED_PUTS_MAX,
+    TimerRow,
     recovered_files,
     refuse_other_files,
     type_arguments,
@@ -145,7 +147,11 @@ D = TypeVar("D")
 
 _MISSING: Any = object()
 
-RESERVED = (b"\x00\x12checkpoint\x00\x01", b"\x00\x12mark\x00\x01")
+RESERVED = (
+    b"\x00\x12checkpoint\x00\x01",
+    b"\x00\x12mark\x00\x01",
+    b"\x00\x12timer\x00\x01",
+)
 """Keys that begin with these are the store's own."""
 
 
@@ -248,12 +254,18 @@ class FamilyView(Generic[K, V]):
         return found
 
     def _rows(self, lower: bytes, upper: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        for row in self._stored(lower, upper):
-            if not row[0].startswith(RESERVED):
-                yield row
+        return self._stored(lower, upper, left_out=RESERVED)
 
-    def _stored(self, lower: bytes, upper: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        """Yield committed rows, all of one commit: an iterator does not see later ones."""
+    def _stored(
+        self, lower: bytes, upper: bytes | None, *, left_out: tuple[bytes, ...] = ()
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Yield committed rows, all of one commit: an iterator does not see later ones.
+
+        Args:
+            lower: the least key.
+            upper: the first key that is left out; None for no bound.
+            left_out: prefixes of keys that are passed over at once.
+        """
         options = ReadOptions()
         if upper is not None:
             options.set_iterate_upper_bound(upper)
@@ -261,7 +273,15 @@ class FamilyView(Generic[K, V]):
             found = self._source.iter(options)
             found.seek(lower)
             while found.valid():
-                yield found.key(), found.value()
+                key = found.key()
+                if key.startswith(left_out):
+                    prefix = next(each for each in left_out if key.startswith(each))
+                    after = prefix_end(prefix)
+                    if after is None:
+                        break
+                    found.seek(after)
+                    continue
+                yield key, found.value()
                 found.next()
             found.status()
         except Exception as error:
@@ -507,9 +527,15 @@ def _order(name: str, manifest: str) -> tuple[int, str]:
     return (2, name) if name == manifest else (1, name)
 
 
-CHECKPOINT_KEY, _MARK = RESERVED
+CHECKPOINT_KEY, _MARK, _TIMER = RESERVED
 _MARK_PREFIX = _MARK + b"\x12"
 _MARK_END = b"\x00\x01"
+
+# Each timer has two rows: its time by its key, and its time and key in order.
+_TIMER_BY_KEY = _TIMER + b"k"
+_TIMER_BY_TIME = _TIMER + b"t"
+_TIMER_BY_TIME_END = _TIMER + b"u"
+_TIME_BYTES = 8
 
 WRITE_STALL_TIMEOUT_S = 60.0
 """Bound of the wait for RocksDB to accept a write again."""
@@ -560,6 +586,7 @@ class RocksStore(Family[K, V]):
         self._database: Rdict | None = None
         self._families: dict[str, Family[Any, Any]] = {}
         self._sequence_number = 0
+        self._timer_changes: Mapping[bytes, int | None] = {}
 
     @classmethod
     def of(
@@ -608,6 +635,7 @@ class RocksStore(Family[K, V]):
             self._database = self._open()
         for family in self._families.values():
             family.drop_puts()
+        self._timer_changes = {}
         stored = self._database.get(CHECKPOINT_KEY)
         try:
             if stored is not None:
@@ -642,10 +670,27 @@ class RocksStore(Family[K, V]):
         self._sequence_number = database.latest_sequence_number()
         for family in self._families.values():
             family.drop_puts()
+        self._timer_changes = {}
         return self._files.changes()
 
     def finish_commit(self) -> None:
         """End the commit: nothing is to be done."""
+
+    def open_timers(self) -> None:
+        """Prepare to keep timers: nothing is to be done."""
+
+    def timers_after(self, row: TimerRow | None, limit: int) -> Sequence[TimerRow]:
+        """Return the next timers; see :class:`~gazette_sdk.shard.stores.base.TimerStore`."""
+        lower = _TIMER_BY_TIME if row is None else _timer_by_time(row.due_us, row.key) + b"\x00"
+        at = len(_TIMER_BY_TIME)
+        return [
+            TimerRow(int.from_bytes(key[at : at + _TIME_BYTES], "big"), key[at + _TIME_BYTES :])
+            for key, _ in itertools.islice(self._stored(lower, _TIMER_BY_TIME_END), limit)
+        ]
+
+    def put_timers(self, changes: Mapping[bytes, int | None]) -> None:
+        """Put timers, just before ``start_commit``; None removes one."""
+        self._timer_changes = changes
 
     def rerecord(self, path: str) -> Sequence[FileChange]:
         """Return changes that record a file's recorded part anew; nothing if it is gone."""
@@ -729,6 +774,16 @@ class RocksStore(Family[K, V]):
                     delete(key, handle)
                 else:
                     put(key, value, handle)
+        for key, due_us in self._timer_changes.items():
+            by_key = _TIMER_BY_KEY + key
+            former = database.get(by_key)
+            if former is not None:
+                delete(_TIMER_BY_TIME + former + key)
+            if due_us is not None:
+                put(by_key, due_us.to_bytes(_TIME_BYTES, "big"))
+                put(_timer_by_time(due_us, key), b"")
+            elif former is not None:
+                delete(by_key)
         put(CHECKPOINT_KEY, checkpoint.to_bytes())
         for journal, offset in checkpoint.offsets.items():
             put(_mark_key(journal), _mark_value(offset))
@@ -754,6 +809,10 @@ class RocksView(FamilyView[K, V]):
     def family(self, name: str) -> FamilyView[Any, Any]:
         """Return the view of a further column family; KeyError if it was not declared."""
         return self._further[name]
+
+
+def _timer_by_time(due_us: int, key: bytes) -> bytes:
+    return _TIMER_BY_TIME + due_us.to_bytes(_TIME_BYTES, "big") + key
 
 
 def _mark_key(journal: str) -> bytes:

@@ -23,12 +23,18 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.shard.recovery.hints import FileChange
-from gazette_sdk.shard.stores.base import recovered_files, refuse_other_files
+from gazette_sdk.shard.stores.base import (
+    TIMER_KEY_BYTES_MAX,
+    TimerRow,
+    recovered_files,
+    refuse_other_files,
+)
 from gazette_sdk.shard.stores.sqlite_store import without_nan
 
 with needs_extra("shards", "stores of SQL databases"):
     import sqlalchemy as sa
     import sqlalchemy.exc
+    from sqlalchemy.dialects import mysql
 
 Parameters: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 
@@ -38,6 +44,18 @@ _TABLE = sa.Table(
     sa.Column("shard_fqn", sa.String(512), primary_key=True),
     sa.Column("fence", sa.Integer, nullable=False),
     sa.Column("checkpoint", sa.LargeBinary, nullable=False),
+)
+_TIMERS = sa.Table(
+    "gazette_timers",
+    sa.MetaData(),
+    sa.Column("shard_fqn", sa.String(512), primary_key=True),
+    sa.Column(
+        "timer_key",
+        sa.LargeBinary().with_variant(mysql.VARBINARY(TIMER_KEY_BYTES_MAX), "mysql", "mariadb"),
+        primary_key=True,
+    ),
+    sa.Column("due_us", sa.BigInteger, nullable=False),
+    sa.Index("gazette_timers_due", "shard_fqn", "due_us", "timer_key"),
 )
 _NO_ROW = 0
 
@@ -64,7 +82,8 @@ class SqlStore:
 
     Transactions do not overlap: the next one begins when the COMMIT of this one has returned. The
     database needs transactions with row locks, of at least "read committed". The table
-    ``gazette_checkpoints`` is created if it is missing.
+    ``gazette_checkpoints`` is created if it is missing, and ``gazette_timers`` for an application
+    with timers.
 
     Args:
         url: of the database, such as ``postgresql+psycopg://user@host/name``.
@@ -173,7 +192,7 @@ class SqlStore:
         self._disconnect()
         try:
             self._connection = self._engine.connect()
-            self._create_table(self._connection)
+            _create_table(self._connection, _TABLE)
             with self._connection.begin():
                 stored = self._raise_fence(self._connection)
                 # Gazette, and earlier releases, store no bytes before the first commit.
@@ -253,6 +272,68 @@ class SqlStore:
         self._transaction = None
         self._used_at = time.monotonic()
 
+    def open_timers(self) -> None:
+        """Create the table of timers if it is missing.
+
+        Raises:
+            ShardStoreError: the database failed.
+        """
+        with self._for_timers() as connection:
+            _create_table(connection, _TIMERS)
+
+    def timers_after(self, row: TimerRow | None, limit: int) -> Sequence[TimerRow]:
+        """Return the next timers; see :class:`~gazette_sdk.shard.stores.base.TimerStore`."""
+        timers = _TIMERS.c
+        own = timers.shard_fqn == self._shard_fqn
+        if row is not None:
+            is_later = (timers.due_us > row.due_us) | (
+                (timers.due_us == row.due_us) & (timers.timer_key > row.key)
+            )
+            own &= is_later
+        query = (
+            sa.select(timers.due_us, timers.timer_key)
+            .where(own)
+            .order_by(timers.due_us, timers.timer_key)
+            .limit(limit)
+        )
+        with self._for_timers() as connection, _transaction_of(connection):
+            if row is None and not sa.inspect(connection).has_table(_TIMERS.name):
+                return ()
+            return [TimerRow(due_us, bytes(key)) for due_us, key in connection.execute(query)]
+
+    def put_timers(self, changes: Mapping[bytes, int | None]) -> None:
+        """Put timers, just before ``start_commit``; None removes one.
+
+        Raises:
+            ShardStoreError: no transaction is open, or the database failed.
+        """
+        connection, name = self.connection, self._shard_fqn
+        changed = [{"name": name, "changed": key} for key in changes]
+        put = [
+            {"shard_fqn": name, "timer_key": key, "due_us": due_us}
+            for key, due_us in changes.items()
+            if due_us is not None
+        ]
+        delete = sa.delete(_TIMERS).where(
+            _TIMERS.c.shard_fqn == sa.bindparam("name"),
+            _TIMERS.c.timer_key == sa.bindparam("changed"),
+        )
+        try:
+            connection.execute(delete, changed)
+            if put:
+                connection.execute(sa.insert(_TIMERS), put)
+        except sqlalchemy.exc.SQLAlchemyError as error:
+            raise ShardStoreError(f"the table {_TIMERS.name} cannot be used: {error}") from error
+
+    @contextlib.contextmanager
+    def _for_timers(self) -> Iterator[sa.Connection]:
+        if self._connection is None:
+            raise ClosedError("the store is closed, or not restored yet; call restore() first")
+        try:
+            yield self._connection
+        except sqlalchemy.exc.SQLAlchemyError as error:
+            raise ShardStoreError(f"the table {_TIMERS.name} cannot be used: {error}") from error
+
     def rerecord(self, path: str) -> Sequence[FileChange]:  # noqa: ARG002 - there are no files
         """Return nothing: there are no files."""
         return ()
@@ -268,16 +349,6 @@ class SqlStore:
         if connection is not None:
             # Rolls back; a connection that the server ended is dropped.
             connection.close()
-
-    def _create_table(self, connection: sa.Connection) -> None:
-        try:
-            with connection.begin():
-                _TABLE.create(connection, checkfirst=True)
-        except sqlalchemy.exc.DBAPIError:
-            # Two shards may create it at the same time.
-            with connection.begin():
-                if not sa.inspect(connection).has_table(_TABLE.name):
-                    raise
 
     def _raise_fence(self, connection: sa.Connection) -> bytes:
         """Make the fence this primary's.
@@ -358,6 +429,22 @@ def _execute(
         # No record is to blame for these.
         raise ShardStoreError(f"the database failed: {error}") from error
     return result  # type: ignore[no-any-return]
+
+
+def _create_table(connection: sa.Connection, table: sa.Table) -> None:
+    try:
+        with connection.begin():
+            table.create(connection, checkfirst=True)
+    except sqlalchemy.exc.DBAPIError:
+        # Two shards may create it at the same time.
+        with connection.begin():
+            if not sa.inspect(connection).has_table(table.name):
+                raise
+
+
+def _transaction_of(connection: sa.Connection) -> contextlib.AbstractContextManager[object]:
+    """Return the transaction that is open, to be left as it is, or a new one."""
+    return contextlib.nullcontext() if connection.in_transaction() else connection.begin()
 
 
 def _answers(connection: sa.Connection) -> bool:

@@ -26,7 +26,12 @@ from gazette_sdk.errors import ClosedError, DecodeError, ShardStoreError, Unread
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.shard.recovery.fsm import HOLES_BYTES_MAX
 from gazette_sdk.shard.recovery.hints import CreateFile, FileChange, RemoveFile, WriteFile
-from gazette_sdk.shard.stores.base import UNCOMMITTED_PUTS_MAX, recovered_files, refuse_other_files
+from gazette_sdk.shard.stores.base import (
+    UNCOMMITTED_PUTS_MAX,
+    TimerRow,
+    recovered_files,
+    refuse_other_files,
+)
 
 PAGE_BYTES = 4096
 EXTENT_PAGES = 1024
@@ -301,6 +306,22 @@ _SCHEMA = (
     " (rowid INTEGER PRIMARY KEY DEFAULT 0 CHECK (rowid = 0), checkpoint BLOB)"
 )
 
+_TIMERS_SCHEMA = """
+    CREATE TABLE IF NOT EXISTS gazette_timers (key BLOB PRIMARY KEY, due_us INTEGER NOT NULL)
+        WITHOUT ROWID;
+    CREATE INDEX IF NOT EXISTS gazette_timers_due ON gazette_timers (due_us, key)
+"""
+_HAS_TIMERS = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'gazette_timers'"
+_TIMERS_AFTER = (
+    "SELECT due_us, key FROM gazette_timers WHERE (due_us, key) > (?, ?)"
+    " ORDER BY due_us, key LIMIT ?"
+)
+_PUT_TIMER = (
+    "INSERT INTO gazette_timers (key, due_us) VALUES (?, ?)"
+    " ON CONFLICT (key) DO UPDATE SET due_us = excluded.due_us"
+)
+_REMOVE_TIMER = "DELETE FROM gazette_timers WHERE key = ?"
+
 
 class SqliteStore:
     """State in an SQLite database of the shard's own.
@@ -442,6 +463,41 @@ class SqliteStore:
     def finish_commit(self) -> None:
         """End the commit: nothing is to be done."""
 
+    def open_timers(self) -> None:
+        """Create the table of timers if it is missing.
+
+        Raises:
+            ShardStoreError: SQLite failed.
+        """
+        connection = self._opened()
+        with _failures_of_timers():
+            self._control(_BEGIN)
+            for statement in _statements(_TIMERS_SCHEMA):
+                connection.execute(statement)
+            self._control(_COMMIT)
+
+    def timers_after(self, row: TimerRow | None, limit: int) -> Sequence[TimerRow]:
+        """Return the next timers; see :class:`~gazette_sdk.shard.stores.base.TimerStore`."""
+        connection, (due_us, key) = self._opened(), row or (-1, b"")
+        with _failures_of_timers():
+            if row is None and connection.execute(_HAS_TIMERS).fetchone() is None:
+                return ()
+            found = connection.execute(_TIMERS_AFTER, (due_us, key, limit))
+            return list(itertools.starmap(TimerRow, found))
+
+    def put_timers(self, changes: Mapping[bytes, int | None]) -> None:
+        """Put timers, just before ``start_commit``; None removes one.
+
+        Raises:
+            ShardStoreError: a failure ended the transaction, or SQLite failed.
+        """
+        connection = self._in_transaction()
+        put = [(key, due_us) for key, due_us in changes.items() if due_us is not None]
+        removed = [(key,) for key, due_us in changes.items() if due_us is None]
+        with _failures_of_timers():
+            connection.executemany(_REMOVE_TIMER, removed)
+            connection.executemany(_PUT_TIMER, put)
+
     def rerecord(self, path: str) -> Sequence[FileChange]:
         """Return changes that record a file of pages anew; nothing if it is not recorded."""
         return self._pages.rerecord(path)
@@ -544,6 +600,14 @@ def without_nan(parameters: Parameters) -> Parameters:
                 "a parameter is NaN, which SQLite stores as NULL; put None, or another number"
             )
     return parameters
+
+
+@contextlib.contextmanager
+def _failures_of_timers() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise ShardStoreError(f"the table gazette_timers cannot be used: {error}") from error
 
 
 @contextlib.contextmanager

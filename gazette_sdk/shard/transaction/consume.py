@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import inspect
+import math
 import operator
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.stores.base import ValidatingStore
 from gazette_sdk.shard.transaction.failure import BadRecords, HandlerFailedError, HookFailedError
 from gazette_sdk.shard.transaction.machine import Action, CommitStep, Current, TransactionMachine
+from gazette_sdk.shard.transaction.timers import Timer
 from gazette_sdk.shard.transaction.transaction import (
     DeferError,
     InputLike,
@@ -194,6 +196,9 @@ def _decoders(message: MessageType) -> Callable[[Opened], JournalDecoder[Any]]:
     return new_decoder
 
 
+FULL_CHECK_COUNT = 100
+"""Timers that fire between two looks at the fullness of the store."""
+
 OnStep = Callable[[CommitStep], None]
 """Function that is called at each step of a commit, on the thread that does the step."""
 
@@ -205,10 +210,12 @@ class Slice:
     Attributes:
         more: messages are left, or the next look at the input may find some.
         closes: the transaction is to consume nothing more.
+        more_timers: it has timers to fire.
     """
 
     more: bool
     closes: bool = False
+    more_timers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +242,13 @@ class MessageConsumer:
         recorder: recorder of the store's file changes; None without a recovery log.
         bad: records that are left out.
         on_step: called at each step of a commit.
+        wall_clock: returns Unix seconds.
 
     Attributes:
         input: where messages come from.
         rest: messages of the last batch that are not consumed.
         polled_count: messages that the input has returned so far.
+        fired_count: timers that fired so far.
         preparing_s: time that commits took to prepare, in seconds, since it was set to 0.
     """
 
@@ -253,8 +262,11 @@ class MessageConsumer:
         recorder: RecorderLike | None,
         bad: BadRecords,
         on_step: OnStep,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.application = application
+        self._wall_clock = wall_clock
+        self._has_timers = application.has_timers
         self.txn = txn
         self.output = output
         self.machine = machine
@@ -263,6 +275,7 @@ class MessageConsumer:
         self.on_step = on_step
         self.input: InputLike | None = None
         self.polled_count = 0
+        self.fired_count = 0
         self.preparing_s = 0.0
         self._batch: list[Envelope[Any]] = []
         self.rest: Iterator[Envelope[Any]] = iter(self._batch)
@@ -273,12 +286,11 @@ class MessageConsumer:
         self.input = source
         self.take([])
 
-    def take(self, batch: list[Envelope[Any]]) -> Iterator[Envelope[Any]]:
-        """Take a batch of messages, and return those that are left of it."""
+    def take(self, batch: list[Envelope[Any]]) -> None:
+        """Take a batch of messages."""
         self._batch = batch
         self.rest = iter(batch)
         self.polled_count += len(batch)
-        return self.rest
 
     @property
     def left_count(self) -> int:
@@ -287,9 +299,12 @@ class MessageConsumer:
 
     @property
     def is_full(self) -> bool:
-        """Store or output take no further message in the open transaction."""
-        is_empty = self.machine.current is Current.EMPTY
-        return not is_empty and bool(self.txn.store.is_full or self.output.is_full)
+        """Store or output take no further message or timer in the open transaction."""
+        if self.machine.current is Current.EMPTY:
+            return False
+        txn = self.txn
+        is_full = txn.store.is_full or self.output.is_full
+        return bool(is_full or (self._has_timers and txn.timers.is_full))
 
     # ------------------------------------------------------------ on a worker
 
@@ -316,43 +331,48 @@ class MessageConsumer:
                 return None
 
     def consume(self, deadline: float) -> Slice:
-        """Consume messages that have arrived.
+        """Fire timers that are due, and consume messages that have arrived.
 
         Args:
             deadline: time at which to stop, in monotonic seconds.
 
         Raises:
             HandlerFailedError: the handler raised for a message.
-            HookFailedError: the hook ``begin`` raised.
+            HookFailedError: the hook ``begin`` or ``on_timer`` raised.
             GazetteError: the input or the store failed.
         """
         assert self.input is not None, "an input is opened first"
-        txn, poll, now, rest = self.txn, self.input.poll, time.monotonic, self.rest
-        handle = self._consume_or_leave_out if self.bad else self.application.consume
-        envelope: Envelope[Any]
         while True:
-            if self.machine.current is Current.EMPTY and self.left_count:
+            if self.is_to_begin():
                 self._begin()
                 deadline = min(deadline, self.machine.max_at)
-            try:
-                for envelope in rest:
-                    txn.envelope = envelope
-                    handle(txn, envelope.message)
-                    if now() >= deadline:
-                        return Slice(more=True, closes=self.is_full)
-            except DeferError:
-                return self.deferred(envelope)
-            except LeftOutError:
-                return Slice(more=True, closes=True)
-            except BaseException as error:
-                raise HandlerFailedError(envelope, error) from error
-            if self.is_full:
-                return Slice(more=True, closes=True)
-            batch = poll()
+            done = self._fire_timers(deadline) or self._consume_rest(deadline) or self.batch_end()
+            if done is not None:
+                return done
+            batch = self.input.poll()
             self._publish_undecodable()
             if batch is None:
                 return Slice(more=False)
-            rest = self.take(batch)
+            self.take(batch)
+
+    def _consume_rest(self, deadline: float) -> Slice | None:
+        """Consume what is left of a batch; return None if nothing is."""
+        txn, now = self.txn, time.monotonic
+        handle = self._consume_or_leave_out if self.bad else self.application.consume
+        envelope: Envelope[Any]
+        try:
+            for envelope in self.rest:
+                txn.envelope = envelope
+                handle(txn, envelope.message)
+                if now() >= deadline:
+                    return Slice(more=True, closes=self.is_full)
+        except DeferError:
+            return self.deferred(envelope)
+        except LeftOutError:
+            return Slice(more=True, closes=True)
+        except BaseException as error:
+            raise HandlerFailedError(envelope, error) from error
+        return None
 
     def prepare(self) -> PreparedCommit:
         """Finalize the transaction, and commit it to the store's local files.
@@ -396,12 +416,17 @@ class MessageConsumer:
         self.bad.transaction_ended()
         checkpoint = self.input.checkpoint(self.left_count)
         checkpoint.ack_intents = dict(self.output.end())
+        if self._has_timers:
+            self.txn.timers.put()
         self.on_step(CommitStep.CHECKPOINTED)
         return checkpoint
 
     def record(self, checkpoint: Checkpoint, changes: Any) -> PreparedCommit:
         """Return the commit, with the changes of the store's files as contents of appends."""
         self.on_step(CommitStep.LOCALLY_COMMITTED)
+        if self._has_timers:
+            self.txn.timers.committed()
+            self.wait_for_timers()
         recorder = self.recorder
         if recorder is None:
             return PreparedCommit(checkpoint, ())
@@ -417,8 +442,81 @@ class MessageConsumer:
         """Open a transaction, without its hook."""
         left = self.left_count
         self._first = self._batch[len(self._batch) - left] if left else None
-        self.txn.envelope = None
-        self.txn.is_open = True
+        txn = self.txn
+        txn.envelope = None
+        txn.now = self._wall_clock()
+        if self._has_timers:
+            txn.timers.begin(txn.now)
+        txn.is_open = True
+
+    # ----------------------------------------------------------------- timers
+
+    def restore_timers(self) -> None:
+        """Read the timers of the store, which was just restored.
+
+        Raises:
+            ConfigurationError: the store keeps no timers.
+            ShardStoreError: the store failed.
+        """
+        self.txn.timers.restore()
+        self.wait_for_timers()
+
+    def is_to_begin(self) -> bool:
+        """Return True if no transaction is open, and a message is left or a timer is due."""
+        machine = self.machine
+        if machine.current is not Current.EMPTY:
+            return False
+        if self.left_count:
+            return True
+        return machine.timer_at <= time.monotonic() and self.wait_for_timers() <= 0
+
+    def wait_for_timers(self) -> float:
+        """Tell the machine when the next timer is due; return the seconds until then."""
+        wait_s = self.txn.timers.wait_s(self._wall_clock())
+        self.machine.timer_at = time.monotonic() + wait_s
+        return wait_s
+
+    def next_timer(self) -> Timer | None:
+        """Return the next timer that the open transaction fires; None if there is none.
+
+        Raises:
+            ShardStoreError: the store failed.
+        """
+        if self.machine.timer_at == math.inf or self.machine.current is Current.EMPTY:
+            return None
+        timer = self.txn.timers.next_due()
+        if timer is None:
+            self.machine.timer_at = math.inf
+        else:
+            self._first = None  # the transaction is not empty
+            self.fired_count += 1
+        return timer
+
+    def timer_fired(self, deadline: float) -> Slice | None:
+        """Return the end of a stretch after a timer; None if the next one may fire."""
+        is_full = self.fired_count % FULL_CHECK_COUNT == 0 and self.is_full
+        if time.monotonic() < deadline and not is_full:
+            return None
+        return Slice(more=self.machine.available, closes=self.is_full, more_timers=True)
+
+    def batch_end(self) -> Slice | None:
+        """Return the end of a stretch after a batch; None if the input is to be polled."""
+        if self.is_full:
+            return Slice(more=True, closes=True)
+        return None if self.machine.available else Slice(more=False)
+
+    def _fire_timers(self, deadline: float) -> Slice | None:
+        """Fire timers that are due; return None if none is left."""
+        while (timer := self.next_timer()) is not None:
+            try:
+                self.application.on_timer(self.txn, timer)
+            except BaseException as error:
+                raise timer_failed(timer, error) from error
+            if (done := self.timer_fired(deadline)) is not None:
+                return done
+        return None
+
+    # ------------------------------------------------------------------ notes
 
     def deferred(self, envelope: Envelope[Any]) -> Slice:
         """Put a message back, as the first of the next transaction.
@@ -442,7 +540,7 @@ class MessageConsumer:
         machine.ended = not done.more and self.input.ended
         if done.closes:
             machine.close()
-        return done.more and not done.closes
+        return (done.more or done.more_timers) and not done.closes
 
     def _begin(self) -> None:
         self.begin()
@@ -471,6 +569,11 @@ class MessageConsumer:
             return
         self.bad.leave_out(txn, txn.envelope)
         raise LeftOutError
+
+
+def timer_failed(timer: Timer, error: BaseException) -> HookFailedError:
+    """Return the error of a timer whose hook raised."""
+    return HookFailedError(f"on_timer of {timer.key!r}", error)
 
 
 class LeftOutError(Exception):
@@ -526,19 +629,18 @@ class AsyncConsumer:
 
         Raises:
             HandlerFailedError: the handler raised for a message.
-            HookFailedError: the hook ``begin`` raised.
+            HookFailedError: the hook ``begin`` or ``on_timer`` raised.
             GazetteError: the input or the store failed.
         """
         consumer = self._consumer
         while True:
-            if consumer.machine.current is Current.EMPTY and consumer.left_count:
+            if consumer.is_to_begin():
                 await self._begin()
                 deadline = min(deadline, consumer.machine.max_at)
-            done = await self._consume_rest(deadline)
+            done = await self._fire_timers(deadline) or await self._consume_rest(deadline)
+            done = done or consumer.batch_end()
             if done is not None:
                 return done
-            if consumer.is_full:
-                return Slice(more=True, closes=True)
             assert consumer.input is not None, "an input is opened first"
             batch = await self._on_worker(consumer.input.poll)
             if consumer.bad.has_undecodable:
@@ -575,6 +677,20 @@ class AsyncConsumer:
         if inspect.iscoroutinefunction(function):
             return await acontained(function, *arguments)
         return await self._on_worker(function, *arguments)
+
+    async def _fire_timers(self, deadline: float) -> Slice | None:
+        """Fire timers that are due; return None if none is left."""
+        consumer = self._consumer
+        while (timer := consumer.next_timer()) is not None:
+            try:
+                await consumer.application.on_timer(consumer.txn, timer)
+            except BaseException as error:
+                if is_cancellation(error):
+                    raise
+                raise timer_failed(timer, error) from error
+            if (done := consumer.timer_fired(deadline)) is not None:
+                return done
+        return None
 
     async def _consume_rest(self, deadline: float) -> Slice | None:
         """Consume what is left of a batch; None if nothing is."""

@@ -8,8 +8,9 @@ condition that holds decides:
 ==  =================================================================  ============================
 1   a failure was reported                                             FAIL; ABORT once prior is
                                                                        NONE, and WAIT before
-2   input is available, not CLOSED, EMPTY or now < began + max, and    CONSUME
-    the store overlaps commits or prior is not COMMITTING
+2   input is available or a timer is due, not CLOSED, EMPTY or         CONSUME
+    now < began + max, and the store overlaps commits or prior is
+    not COMMITTING
 3   the input has ended, EMPTY, prior NONE                             END
 4   prior is not NONE                                                  WAIT for prior, input, max
 5   EMPTY                                                              WAIT for input; IDLE
@@ -18,14 +19,15 @@ condition that holds decides:
 8   else                                                               START_COMMIT
 ==  =================================================================  ============================
 
-Input is waited for only where it would be consumed. A transaction whose time is over, or whose
-input has ended, is CLOSED. The least time of a transaction may exceed its greatest; it then runs
-for the least time (shard section 7).
+Input, and the next timer's time, are waited for only where they would be consumed. A transaction
+whose time is over, or whose input has ended, is CLOSED. The least time of a transaction may exceed
+its greatest; it then runs for the least time (shard section 7).
 """
 
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 
 
@@ -106,6 +108,8 @@ class TransactionMachine:
         prior: state of the transaction before it.
         began: time of its first message, in monotonic seconds; of no meaning while EMPTY.
         available: input has arrived that was not consumed.
+        timer_at: when the next timer is due, in monotonic seconds; infinity for none. While a
+            transaction is open, only if it has timers to fire.
         has_pending: a sequence was read whose acknowledgement was not.
         ended: the input has ended, and all of it was consumed.
         failure: the failure that was reported.
@@ -125,6 +129,7 @@ class TransactionMachine:
         "failure",
         "has_pending",
         "prior",
+        "timer_at",
     )
 
     def __init__(
@@ -141,6 +146,7 @@ class TransactionMachine:
         self.prior = Prior.NONE
         self.began = 0.0
         self.available = False
+        self.timer_at = math.inf
         self.has_pending = False
         self.ended = False
         self.failure: BaseException | None = None
@@ -159,7 +165,7 @@ class TransactionMachine:
             now >= self.max_at or (self.ended and not self.available)
         ):
             self.close()
-        if self.available and self._may_consume():
+        if (self.available or self.timer_at <= now) and self._may_consume():
             return Decision(Action.CONSUME, self._until(now))
         if self.ended and self.current is Current.EMPTY and self.prior is Prior.NONE:
             return Decision(Action.END)
@@ -187,7 +193,7 @@ class TransactionMachine:
         return Decision(Action.ABORT)
 
     def _may_consume(self) -> bool:
-        """Return True if input that is available would be consumed, as of the last `decide`."""
+        """Return True if input and timers would be consumed, as of the last `decide`."""
         overlaps = self._overlaps_commit or self.prior is not Prior.COMMITTING
         return self.current is not Current.CLOSED and overlaps
 
@@ -202,7 +208,10 @@ class TransactionMachine:
     def _wait(
         self, until: float | None, *, waits_for_prior: bool = False, is_idle: bool = False
     ) -> Decision:
-        waits_for_input = not self.ended and not self.available and self._may_consume()
+        may_consume = self._may_consume()
+        if may_consume and self.timer_at < math.inf:
+            until = self.timer_at if until is None else min(until, self.timer_at)
+        waits_for_input = not self.ended and not self.available and may_consume
         return Decision(Action.WAIT, until, waits_for_prior, waits_for_input, is_idle)
 
     # ------------------------------------------------------------------ inputs
@@ -212,7 +221,7 @@ class TransactionMachine:
         self._limits = min_s, max_s, waits_for_acks
 
     def consumed(self, now: float) -> None:
-        """Note the first message of a transaction, which is about to be consumed.
+        """Note the first message or timer of a transaction, which is about to be consumed.
 
         Args:
             now: monotonic seconds, after the hook ``begin``.
@@ -276,3 +285,4 @@ class TransactionMachine:
         self.failure = None
         self._aborts = False
         self.available = self.has_pending = self.ended = False
+        self.timer_at = math.inf

@@ -20,6 +20,7 @@ from gazette_sdk.shard.transaction.machine import Current, Prior
 
 _TRANSACTIONS = Counter("gazette_shard_transactions", "Completed transactions.", ["shard"])
 _MESSAGES = Counter("gazette_shard_read_messages", "Messages consumed.", ["shard"])
+_TIMERS = Counter("gazette_shard_fired_timers", "Timers fired.", ["shard"])
 _BYTES = Counter(
     "gazette_shard_read_bytes", "Bytes of source journals that were read through.", ["shard"]
 )
@@ -123,6 +124,7 @@ class ShardMetrics:
         self._lag_bytes = lag_bytes
         self._transactions = _TRANSACTIONS.labels(shard)
         self._messages = _MESSAGES.labels(shard)
+        self._timers = _TIMERS.labels(shard)
         self._bytes = _BYTES.labels(shard)
         self._recorded = _RECORDED.labels(shard)
         self._heads: dict[str, int] = {}
@@ -175,15 +177,17 @@ class ShardMetrics:
         """Count bytes that are appended to the recovery log."""
         self._recorded.inc(length_bytes)
 
-    def completed(self, offsets: Mapping[str, int], message_count: int) -> None:
+    def completed(self, offsets: Mapping[str, int], message_count: int, timer_count: int) -> None:
         """Count a completed transaction.
 
         Args:
             offsets: read-through offsets after it, by journal.
             message_count: messages that it consumed.
+            timer_count: timers that it fired.
         """
         self._transactions.inc()
         self._messages.inc(message_count)
+        self._timers.inc(timer_count)
         for journal, offset in offsets.items():
             self._bytes.inc(max(0, offset - self._heads.get(journal, offset)))
             self._heads[journal] = offset

@@ -32,6 +32,7 @@ from typing import Any, TypeVar
 from gazette_sdk.errors import ClosedError, ConfigurationError, UnreadableStateError
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.shard.application.application import Application
+from gazette_sdk.shard.stores.base import TimerStore
 from gazette_sdk.shard.transaction.consume import (
     AsyncConsumer,
     MessageConsumer,
@@ -158,6 +159,7 @@ class PriorTransaction:
         acknowledgements: appends of the acknowledgements, by journal.
         prepared: its local commit; None for acknowledgements of an earlier run.
         message_count: messages that it consumed.
+        timer_count: timers that it fired.
         acknowledged_count: acknowledgements that are appended.
     """
 
@@ -167,6 +169,7 @@ class PriorTransaction:
     acknowledgements: Mapping[str, AppendFuture]
     prepared: PreparedCommit | None = None
     message_count: int = 0
+    timer_count: int = 0
     acknowledged_count: int = 0
 
     @property
@@ -195,6 +198,7 @@ class Runner:
         waits_for_acks: as of an application; None for the application's.
         on_step: called at each step of a commit, on the thread that does the step.
         on_completed: called on the event loop between two transactions.
+        wall_clock: returns Unix seconds.
 
     Attributes:
         progress: what completed transactions have read and acknowledged.
@@ -222,6 +226,7 @@ class Runner:
         waits_for_acks: bool | None = None,
         on_step: OnStep | None = None,
         on_completed: Callable[[], None] | None = None,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         if not application.is_async and inspect.iscoroutinefunction(store.start_commit):
             raise ConfigurationError(
@@ -259,6 +264,7 @@ class Runner:
             recorder=recorder,
             bad=self._bad,
             on_step=self._on_step,
+            wall_clock=wall_clock,
         )
         self._async = AsyncConsumer(self._consumer, self._on_worker)
         self._turn: Callable[[], Awaitable[PreparedCommit | None]] = (
@@ -270,6 +276,7 @@ class Runner:
         self._wake = asyncio.Event()
         self._restored: Checkpoint | None = None
         self._reported_count = 0
+        self._reported_timers = 0
 
     # -------------------------------------------------------------------- life
 
@@ -280,6 +287,14 @@ class Runner:
             GazetteError: the store cannot be restored.
         """
         checkpoint: Checkpoint = await self._async.call_store("restore")
+        if self._application.has_timers:
+            await self._on_worker(self._consumer.restore_timers)
+        elif self._restored is None and await self._on_worker(_has_timers, self.store):
+            _log.warning(
+                "the store of %s has timers, and %s no function for them: they wait until it has",
+                self._shard.id,
+                self._application.full_name,
+            )
         self._restored = checkpoint
         offsets = dict.fromkeys(self._shard.journals, 0) | checkpoint.offsets
         self.progress.start(offsets)
@@ -312,6 +327,16 @@ class Runner:
     def interrupt(self) -> None:
         """End the waits of a worker, before :meth:`run` is cancelled, which waits for its call."""
         self._output.interrupt()
+
+    @property
+    def next_timer_at(self) -> float:
+        """Time of the next timer, in Unix seconds; infinity for none. While :attr:`is_idle`."""
+        return self._txn.timers.next_at
+
+    def look_at_clock(self) -> None:
+        """Look for timers that are due, as the wall clock was set, while :attr:`is_idle`."""
+        self._consumer.wait_for_timers()
+        self._wake.set()
 
     def running_call(self) -> str:
         """Return what the worker does, in words: which hooks, and for which record."""
@@ -385,6 +410,8 @@ class Runner:
         consumed_count = self._consumer.polled_count - self._consumer.left_count
         prior.message_count = consumed_count - self._reported_count
         self._reported_count = consumed_count
+        prior.timer_count = self._consumer.fired_count - self._reported_timers
+        self._reported_timers = self._consumer.fired_count
         self.machine.commit_started()
         self._metrics.prior_changed(Prior.NONE, time.monotonic())
         self._on_step(CommitStep.LOG_SENT)
@@ -443,7 +470,7 @@ class Runner:
             offsets = prior.prepared.checkpoint.offsets
             self.progress.publish(offsets, _ends_of(appends))
             self._metrics.prior_changed(Prior.ACKNOWLEDGING, time.monotonic())
-            self._metrics.completed(offsets, prior.message_count)
+            self._metrics.completed(offsets, prior.message_count, prior.timer_count)
         if self._on_completed is not None:
             self._on_completed()
 
@@ -503,6 +530,7 @@ class Runner:
         self._consumer.read(self._input)
         self.machine.available = True  # so that the input is polled first
         self._reported_count = self._consumer.polled_count
+        self._reported_timers = self._consumer.fired_count
 
     def _take_arrival(self) -> None:
         """Tell the machine that input has arrived, if it has."""
@@ -572,6 +600,10 @@ class Runner:
 
     def _ended(self) -> ClosedError:
         return ClosedError(f"{self._shard.id} has ended before this commit")
+
+
+def _has_timers(store: object) -> bool:
+    return isinstance(store, TimerStore) and bool(store.timers_after(None, 1))
 
 
 def _have_succeeded(futures: Collection[AnyFuture]) -> bool:

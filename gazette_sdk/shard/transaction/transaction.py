@@ -32,6 +32,7 @@ from gazette_sdk.message.sender import Producer, Sender, Sequences
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import values_of
 from gazette_sdk.protocol.names import strip_meta
+from gazette_sdk.shard.transaction.timers import Timers
 from gazette_sdk.transport.append.appender import JournalAppender
 from gazette_sdk.transport.append.queue import AnyFuture, PendingAppend
 from gazette_sdk.transport.base import Transport
@@ -282,15 +283,20 @@ class Transaction(Generic[S]):
         shard: the shard.
         store: its store; what a handler changes is committed with the transaction.
         envelope: envelope of the message that is consumed; None in other hooks.
+        now: time at which it began, in Unix seconds: the same in all of its hooks.
+        timers: timers of the shard, see :meth:`Timers.set
+            <gazette_sdk.shard.transaction.timers.Timers.set>` and ``cancel``.
     """
 
-    __slots__ = ("_output", "_touched", "envelope", "is_open", "shard", "store")
+    __slots__ = ("_output", "_touched", "envelope", "is_open", "now", "shard", "store", "timers")
 
     def __init__(self, shard: Shard, store: S, output: OutputLike) -> None:
         self.shard = shard
         self.store = store
         self.envelope: Envelope[Any] | None = None
         self.is_open = False
+        self.now = 0.0
+        self.timers = Timers(store, self._check_open)
         self._output = output
         self._touched: Envelope[Any] | None = None  # the last message that published something
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import time
 
 import pytest
 
@@ -331,3 +332,18 @@ def test_a_database_of_the_reference_goes_on(tmp_path, name) -> None:
     assert dict(successor.items()) == state
     store.destroy()
     successor.destroy()
+
+
+def test_an_iteration_passes_over_many_timers_at_once(tmp_path):
+    store = RocksStore[str, int](tmp_path)
+    store.restore()
+    store["\0"] = 1
+    store["a"] = 2
+    store.put_timers({number.to_bytes(4, "big"): number for number in range(50_000)})
+    store.start_commit(Checkpoint({"a/journal": 7}))
+    began = time.process_time()
+    for _ in range(20):
+        assert list(store.items()) == [("\0", 1), ("a", 2)]
+    assert time.process_time() - began < 0.5, "50,000 timers have 100,000 rows"
+    assert list(store.items(start="\0\x12", stop="\0\x13")) == []
+    store.destroy()

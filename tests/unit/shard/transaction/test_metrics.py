@@ -21,6 +21,9 @@ def seconds(phase):
     return sample("phase_seconds_total", phase=phase, type=kind)
 
 
+COUNTS = ("transactions", "read_messages", "fired_timers")
+
+
 @pytest.fixture
 def metrics():
     made = ShardMetrics(SHARD, lambda journal: 7 if journal == "a/journal" else 0)
@@ -29,16 +32,17 @@ def metrics():
 
 
 def test_completed_transactions_are_counted_and_sources_have_heads_and_lags(metrics):
-    before = {name: sample(f"{name}_total") for name in ("transactions", "read_messages")}
+    before = {name: sample(f"{name}_total") for name in COUNTS}
     read, recorded = sample("read_bytes_total"), sample("recorded_bytes_total")
     metrics.start({"a/journal": 100, "b/journal": 0})
     assert sample("read_head", journal="a/journal") == 100
     assert sample("read_lag_bytes", journal="a/journal") == 7
     assert sample("read_lag_bytes", journal="b/journal") == 0
     metrics.recorded(50)
-    metrics.completed({"a/journal": 130, "b/journal": 5}, 3)
+    metrics.completed({"a/journal": 130, "b/journal": 5}, 3, 2)
     assert sample("transactions_total") - before["transactions"] == 1
     assert sample("read_messages_total") - before["read_messages"] == 3
+    assert sample("fired_timers_total") - before["fired_timers"] == 2
     assert sample("read_bytes_total") - read == 35
     assert sample("recorded_bytes_total") - recorded == 50
     assert sample("read_head", journal="a/journal") == 130
@@ -46,7 +50,7 @@ def test_completed_transactions_are_counted_and_sources_have_heads_and_lags(metr
 
 def test_gauges_end_with_the_shard_and_counters_stay(metrics):
     metrics.start({"a/journal": 100})
-    metrics.completed({"a/journal": 130, "new/journal": 5}, 3)
+    metrics.completed({"a/journal": 130, "new/journal": 5}, 3, 0)
     metrics.end()
     metrics.end()
     assert sample("read_head", journal="a/journal") is None
@@ -115,7 +119,7 @@ def test_deprecated_metrics_are_sums_over_the_shards_of_the_process(metrics):
         each.prior_changed(Prior.NONE, now)
         each.prior_changed(Prior.COMMITTING, now + 6.0)
         each.prior_changed(Prior.ACKNOWLEDGING, now + 7.0)
-        each.completed({"deprecated/journal": 130}, 3)
+        each.completed({"deprecated/journal": 130}, 3, 0)
     found = {name: sample.value - before[name] for name, (_, sample) in deprecated().items()}
     other.end()
     assert found == pytest.approx(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 
@@ -40,7 +41,8 @@ def expected(m, now, waits, overlaps):
         return Action.ABORT if m.prior is Prior.NONE else Action.WAIT
     empty = m.current is Current.EMPTY
     reading = m.current is not Current.CLOSED and (empty or now < BEGAN + MAX_S)
-    if m.available and reading and (overlaps or m.prior is not Prior.COMMITTING):
+    fires = m.timer_at <= now and (empty or not m.ended)
+    if (m.available or fires) and reading and (overlaps or m.prior is not Prior.COMMITTING):
         return Action.CONSUME
     if empty and m.prior is Prior.NONE and m.ended:
         return Action.END
@@ -53,24 +55,27 @@ def expected(m, now, waits, overlaps):
     return Action.WAIT if must_block else Action.START_COMMIT
 
 
+TIMERS = {"no timer": math.inf, "a timer due": BEGAN, "a later timer": 200.0}
+
 COMBINATIONS = list(
     itertools.product(
         Current, Prior, NOWS, (False, True), (False, True), (False, True), (True, False),
-        (True, False), (None, "fails", "aborts"),
+        (True, False), (None, "fails", "aborts"), TIMERS,
     )
 )  # fmt: skip
 
 
 def test_every_combination_of_facts_is_decided_as_the_rules_say():
-    for current, prior, when, available, pending, ended, waits, overlaps, failure in COMBINATIONS:
+    for facts in COMBINATIONS:
+        current, prior, when, available, pending, ended, waits, overlaps, failure, timer = facts
         machine = new_machine(waits=waits, overlaps=overlaps)
         machine.current, machine.prior, machine.began = current, prior, BEGAN
         machine.available, machine.has_pending, machine.ended = available, pending, ended
+        machine.timer_at = TIMERS[timer]
         if failure:
             machine.failed(ERROR, aborts=failure == "aborts")
         wanted = expected(machine, NOWS[when], waits, overlaps)
         decision = machine.decide(NOWS[when])
-        facts = (current, prior, when, available, pending, ended, waits, overlaps, failure)
         assert decision.action is wanted, facts
         check_wait(machine, decision, NOWS[when], facts)
 
@@ -85,6 +90,8 @@ def check_wait(machine, decision, now, facts):
     assert decision.until is None or decision.until > now, facts
     assert not (decision.waits_for_input and (machine.available or machine.ended)), facts
     assert decision.waits_for_prior or decision.waits_for_input or decision.until, facts
+    if machine.failure is None and (machine.current, machine.prior) == (Current.EMPTY, Prior.NONE):
+        assert decision.until == (machine.timer_at if machine.timer_at < math.inf else None), facts
     if decision.is_idle:
         assert (machine.current, machine.prior) == (Current.EMPTY, Prior.NONE), facts
 
@@ -250,6 +257,20 @@ def test_input_that_ends_is_drained_and_then_restored():
     assert machine.decide(3.1).action is Action.END
     machine.restarted()
     assert machine.decide(3.1).is_idle
+
+
+def test_a_timer_opens_a_transaction_and_is_waited_for_where_it_would_fire():
+    machine = new_machine(min_s=0.0, overlaps=False)
+    machine.timer_at = 5.0
+    assert machine.decide(1.0) == Decision(Action.WAIT, 5.0, waits_for_input=True, is_idle=True)
+    consume(machine, 5.0)
+    machine.timer_at = math.inf
+    assert machine.decide(5.0).action is Action.START_COMMIT
+    machine.commit_started()
+    machine.timer_at = 5.5
+    assert machine.decide(6.0) == Decision(Action.WAIT, waits_for_prior=True), "no overlap"
+    machine.committed()
+    assert machine.decide(6.0).action is Action.CONSUME, "also before the acknowledgements"
 
 
 def test_max_within_a_sequence_cuts_it_and_the_next_transaction_begins_at_once():

@@ -1,0 +1,442 @@
+"""Timers: state of a shard that calls ``on_timer`` once, in each of the stores."""
+
+from __future__ import annotations
+
+import logging
+import math
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gazette_sdk import shard
+from gazette_sdk.errors import ClosedError, ConfigurationError, ValidationError
+from gazette_sdk.message.checkpoint import Checkpoint
+from gazette_sdk.shard.stores.codec import any_key
+from gazette_sdk.shard.transaction import timers as timers_module
+from gazette_sdk.shard.transaction.consume import MessageConsumer
+from gazette_sdk.shard.transaction.failure import BadRecords, HookFailedError
+from gazette_sdk.shard.transaction.machine import TransactionMachine
+from gazette_sdk.shard.transaction.timers import Timer, Timers
+from gazette_sdk.shard.transaction.transaction import Transaction
+from gazette_sdk.testing import Advance, run_handler
+from gazette_sdk.testing.handler_runs import JOURNAL, MemoryInput, MemoryOutput
+
+NOW = 1_700_000_000.0
+
+STORES = {
+    "RocksStore": shard.RocksStore[str, int],
+    "JsonStore": shard.JsonStore,
+    "SqliteStore": shard.SqliteStore,
+    "SqlStore": lambda directory: shard.SqlStore(
+        f"sqlite:///{directory.parent}/remote.sqlite", "a/shard"
+    ),
+}
+
+
+@pytest.fixture(params=STORES)
+def new_store(request, tmp_path):
+    """Yields a function that makes a store over the same files again."""
+    directory = tmp_path / "shard"
+    directory.mkdir()
+    made = []
+
+    def make():
+        for store in made:
+            store.destroy()
+        made.append(STORES[request.param](directory))
+        made[-1].restore()
+        return made[-1]
+
+    yield make
+    made[-1].destroy()
+
+
+def opened(store) -> Timers:
+    timers = Timers(store, lambda: None)
+    timers.restore()
+    return timers
+
+
+def commit(store, timers) -> None:
+    timers.put()
+    store.start_commit(Checkpoint({"a/journal": 1}))
+    timers.committed()
+    store.finish_commit()
+
+
+def begin(store, timers, now) -> list[Timer]:
+    """Begin a transaction; return what fires."""
+    store.begin()
+    timers.begin(now)
+    return list(iter(timers.next_due, None))
+
+
+# ------------------------------------------------------------------- the law
+
+KEYS = st.sampled_from(["a", "b", "c", b"a", 1, -1, ("a", 1), ("a",), (), "a\0b"])
+STEPS = st.lists(
+    st.tuples(
+        st.lists(st.tuples(KEYS, st.none() | st.integers(0, 12)), max_size=8),
+        st.integers(0, 4),
+        st.sampled_from(["commit", "commit", "commit", "abort", "restart"]),
+    ),
+    max_size=12,
+)
+
+
+@settings(
+    max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
+@given(steps=STEPS)
+def test_each_timer_fires_once_in_order_whatever_is_aborted(new_store, steps, monkeypatch):
+    """Against a dict, with a window of three timers."""
+    monkeypatch.setattr(timers_module, "WINDOW_COUNT", 3)
+    store = new_store()
+    timers = opened(store)
+    begin(store, timers, NOW)
+    for key in [each.key for each in begin_after(store, timers)]:  # of the example before
+        timers.cancel(key)
+    commit(store, timers)
+    model: dict[object, float] = {}
+    now = NOW
+    for changes, passed, end in steps:
+        now += passed
+        fired = begin(store, timers, now)
+        due = sorted((at, any_key.encode(key)) for key, at in model.items())
+        assert [(timer.at, any_key.encode(timer.key)) for timer in fired] == [
+            row for row in due if row[0] <= now
+        ]
+        changed = {key: at for key, at in model.items() if at > now}
+        for key, after_s in changes:
+            if after_s is None:
+                timers.cancel(key)
+                changed.pop(key, None)
+            else:
+                timers.set(key, after_s=after_s)
+                changed[key] = now + after_s
+        assert timers.next_due() is None, "what a transaction sets fires in a later one"
+        if end == "commit":
+            commit(store, timers)
+            model = changed
+        elif end == "abort":
+            store.restore()
+            timers.restore()
+        else:
+            store = new_store()
+            timers = opened(store)
+        assert timers.next_at == min(model.values(), default=math.inf)
+
+
+def begin_after(store, timers) -> list[Timer]:
+    """All timers of a store, which are fired in a transaction that is aborted."""
+    store.restore()
+    timers.restore()
+    found = begin(store, timers, NOW + 1e6)
+    store.restore()
+    timers.restore()
+    begin(store, timers, NOW)
+    return found
+
+
+def test_many_timers_need_memory_for_the_nearest_only(new_store):
+    store = new_store()
+    timers = opened(store)
+    most = 2 * timers_module.WINDOW_COUNT
+    begin(store, timers, NOW)
+    for number in range(3 * most):
+        timers.set(number, after_s=number % 100 + 1)
+    commit(store, timers)
+    assert len(timers._window) <= most
+    fired = []
+    for second in range(1, 101):
+        fired += begin(store, timers, NOW + second)
+        commit(store, timers)
+        assert len(timers._window) <= most
+        assert len(timers._heap) <= 2 * most
+    assert sorted(timer.key for timer in fired) == list(range(3 * most))
+    assert [timer.at for timer in fired] == sorted(timer.at for timer in fired)
+
+
+def test_a_timer_that_is_moved_with_each_message_costs_no_memory(new_store):
+    store = new_store()
+    timers = opened(store)
+    for number in range(200):
+        begin(store, timers, NOW)
+        for key in range(30):
+            timers.set(key, after_s=1 + number)
+        commit(store, timers)
+    assert len(timers._heap) <= 4 * timers_module.WINDOW_COUNT
+    assert begin(store, timers, NOW + 199) == []
+    commit(store, timers)
+    assert len(begin(store, timers, NOW + 200)) == 30
+
+
+# ------------------------------------------------------------------- handlers
+
+
+def quiet(store=shard.JsonStore):
+    """An application that notes who was quiet for 300 s."""
+
+    @shard.handler(message=str, store=store, name="quiet")
+    def rides(txn: shard.Transaction, driver: str) -> None:
+        txn.timers.set(driver, after_s=300)
+
+    @rides.timer
+    def fired(txn: shard.Transaction, timer: shard.Timer) -> None:
+        txn.store[timer.key] = [timer.at - NOW, txn.now - NOW]
+
+    return rides
+
+
+def test_a_timer_fires_at_its_time_and_is_moved_by_a_second_call():
+    run = run_handler(
+        quiet(), ["ada", "bob", Advance(NOW + 200), "ada", Advance(NOW + 450)], now=NOW
+    )
+    assert run.state == {"bob": [300, 300]}
+    run = run_handler(quiet(), ["ada", Advance(NOW + 200), "ada", Advance(NOW + 501)], now=NOW)
+    assert run.state == {"ada": [500, 500]}
+
+
+def test_coroutine_functions_have_timers_too():
+    @shard.handler(message=str, store=shard.JsonStore, name="ticks")
+    async def ticks(txn: shard.Transaction, name: str) -> None:
+        txn.timers.set(name, after_s=10)
+
+    @ticks.timer
+    async def tick(txn: shard.Transaction, timer: shard.Timer) -> None:
+        txn.store[timer.key] = txn.store.get(timer.key, 0) + 1
+        txn.timers.set(timer.key, after_s=10)
+
+    assert run_handler(ticks, ["a", Advance(NOW + 55)], now=NOW).state == {"a": 5}
+
+
+def test_a_class_has_on_timer():
+    class Reminders(shard.Application):
+        message, store, name = str, shard.RocksStore[str, float], "reminders"
+
+        def consume(self, txn, message):
+            at = datetime.fromtimestamp(NOW + 60, timezone(timedelta(hours=2)))
+            txn.timers.set((message, 7), at=at)
+
+        def on_timer(self, txn, timer):
+            txn.store[timer.key[0]] = timer.at
+
+    run = run_handler(Reminders(), ["tea", Advance(NOW + 3600)], now=NOW)
+    assert run.state == {"tea": NOW + 60}
+
+
+def test_what_is_due_at_once_fires_in_the_next_transaction_in_order():
+    @shard.handler(message=int, store=shard.JsonStore, name="order")
+    def order(txn: shard.Transaction, number: int) -> None:
+        txn.store.state.setdefault("seen", []).append(number)
+        if number == 1:
+            txn.timers.set("late", at=NOW - 5)
+            txn.timers.set("later", at=NOW - 4)
+
+    @order.timer
+    def fired(txn: shard.Transaction, timer: shard.Timer) -> None:
+        txn.store.state["seen"].append(timer.key)
+
+    run = run_handler(order, [1, Advance(NOW), 2], now=NOW)
+    assert run.state == {"seen": [1, "late", "later", 2]}
+
+
+def test_a_record_that_is_skipped_sets_no_timer_and_what_fired_fires_again():
+    calls = []
+
+    @shard.handler(message=int, store=shard.JsonStore, name="bad", on_error="skip")
+    def bad(txn: shard.Transaction, number: int) -> None:
+        txn.timers.set(number, after_s=10)
+        if number == 2:
+            raise ValueError("two")
+
+    @bad.timer
+    def fired(txn: shard.Transaction, timer: shard.Timer) -> None:
+        calls.append(timer.key)
+        txn.store[str(timer.key)] = txn.store.get(str(timer.key), 0) + 1
+
+    run = run_handler(bad, [1, 2, 3, Advance(NOW + 10)], now=NOW)
+    assert run.state == {"1": 1, "3": 1}
+    assert calls == [1, 3]
+
+
+def test_a_timer_that_raises_fails_the_shard_and_is_named():
+    application = quiet(shard.RocksStore[str, int])  # its values are lists
+    with pytest.raises(HookFailedError, match=r"on_timer of 'ada': .*int is needed"):
+        run_handler(application, ["ada", Advance(NOW + 300)], now=NOW)
+
+
+def test_a_message_may_be_deferred_after_a_timer(tmp_path):
+    """Also the first one: its transaction is not empty."""
+
+    @shard.handler(message=int, store=shard.JsonStore, name="defers")
+    def defers(txn: shard.Transaction, number: int) -> None:
+        if txn.store.get("fired") == number:
+            txn.defer()
+
+    @defers.timer
+    def fired(txn: shard.Transaction, timer: shard.Timer) -> None:
+        txn.store["fired"] = timer.key
+
+    store, output = shard.JsonStore(tmp_path), MemoryOutput()
+    store.restore()
+    store.put_timers({any_key.encode(7): 1})
+    machine = TransactionMachine(min_s=0, max_s=10, waits_for_acks=True, overlaps_commit=True)
+    consumer = MessageConsumer(
+        defers,
+        Transaction(None, store, output),
+        output,
+        machine,
+        recorder=None,
+        bad=BadRecords("fail"),
+        on_step=lambda _step: None,
+    )
+    consumer.restore_timers()
+    consumer.read(MemoryInput([7], Checkpoint()))
+    machine.available = True
+    prepared = consumer.turn()
+    assert prepared is not None
+    assert prepared.checkpoint.offsets == {JOURNAL: 0}, "the message is left to the next one"
+    assert (store.state, consumer.left_count, consumer.fired_count) == ({"fired": 7}, 1, 1)
+
+
+# ------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"after_s": math.nan}, "nan"),
+        ({"after_s": -1}, "-1 seconds"),
+        ({"after_s": math.inf}, "inf"),
+        ({"at": math.nan}, "nan"),
+        ({"at": datetime(9999, 12, 31, tzinfo=UTC).timestamp() + 86_400}, "year 10,000"),
+        ({"after_s": 253_402_300_799.0}, "year 10,000"),
+        ({"at": datetime(2026, 1, 1)}, "time zone"),  # noqa: DTZ001 - the fault
+        ({"at": "tomorrow"}, "'tomorrow'"),
+        ({"at": True}, "True"),
+        ({}, "at="),
+        ({"at": 1.0, "after_s": 1.0}, "one time"),
+    ],
+)
+def test_a_time_that_is_none_is_refused(arguments, text):
+    timers = opened(shard.JsonStore(Path("/nonexistent")))
+    timers.begin(NOW)
+    with pytest.raises(ValidationError, match=text):
+        timers.set("key", **arguments)
+    assert not timers._changes
+
+
+@pytest.mark.parametrize(
+    "key", [None, 1.5, True, ["a"], ("a", 1.5), (("a",),), 1 << 63, "\ud800", "x" * 600]
+)
+def test_a_key_that_cannot_be_encoded_is_refused(key):
+    timers = opened(shard.JsonStore(Path("/nonexistent")))
+    for change in (lambda: timers.set(key, after_s=1), lambda: timers.cancel(key)):
+        with pytest.raises(ValidationError, match="key of a timer"):
+            change()
+
+
+def test_timers_without_a_function_are_refused_and_named_when_they_were_left(caplog):
+    def sets(txn: shard.Transaction, message: str) -> None:
+        txn.timers.set(message, after_s=1)
+
+    application = shard.handler(message=str, store=shard.JsonStore, name="none")(sets)
+    with pytest.raises(Exception, match=r"decorate one with `@APPLICATION\.timer`") as caught:
+        run_handler(application, ["a"])
+    assert isinstance(caught.value.__cause__, ConfigurationError)
+
+    class Kept(shard.JsonStore):
+        def timers_after(self, row, limit):
+            return [(1, b"\1a\0")]
+
+    application = shard.handler(message=str, store=Kept, name="left")(lambda txn, message: None)
+    with caplog.at_level(logging.WARNING):
+        run_handler(application, ["a"])
+    assert "the store of memory has timers, and left no function for them" in caplog.text
+
+
+def test_declarations_are_checked_where_they_stand():
+    class NoTimers:
+        pass
+
+    with pytest.raises(ConfigurationError, match="NoTimers does not keep"):
+        shard.handler(message=str, store=NoTimers, name="a")(lambda txn, message: None).timer(
+            lambda txn, timer: None
+        )
+    with pytest.raises(ConfigurationError, match=r"a timer.*\(txn, timer\)"):
+        quiet_of(lambda txn: None)
+
+    async def fired(txn, timer):
+        pass
+
+    with pytest.raises(ConfigurationError, match="two kinds"):
+        quiet_of(fired)
+    with pytest.raises(ConfigurationError, match="is no function"):
+        quiet_of(None)
+    with pytest.raises(ConfigurationError, match="has a function for its timers"):
+        quiet().timer(lambda txn, timer: None)
+
+
+def quiet_of(function):
+    application = shard.handler(message=str, store=shard.JsonStore, name="a")(lambda txn, _: None)
+    try:
+        return application.timer(function)
+    finally:
+        assert not application.has_timers or application.on_timer is function
+
+
+def test_timers_are_set_only_within_a_transaction():
+    kept = []
+
+    @shard.handler(message=str, store=shard.JsonStore, name="outside")
+    def outside(txn: shard.Transaction, message: str) -> None:
+        kept.append(txn)
+
+    outside.timer(lambda txn, timer: None)
+    run_handler(outside, ["a"])
+    with pytest.raises(ClosedError, match="no transaction is open"):
+        kept[0].timers.set("a", after_s=1)
+
+
+# -------------------------------------------------------------------- layouts
+
+
+@pytest.mark.parametrize("declares", [False, True])
+def test_stores_without_timers_have_the_layout_of_before(new_store, declares):
+    store = new_store()
+    timers = Timers(store, lambda: None)
+    if declares:
+        timers.restore()
+    store.begin()
+    commit(store, timers)
+    if isinstance(store, shard.JsonStore):
+        assert (store._directory / "state.json").read_bytes().count(b"\n") == 3
+    elif isinstance(store, shard.RocksStore):
+        keys = [key for key, _ in store._stored(b"", None)]
+        assert [key for key in keys if b"timer" in key] == []
+    elif isinstance(store, shard.SqliteStore):
+        store.begin()
+        found = store.execute("SELECT name FROM sqlite_master").fetchall()
+        assert any("timer" in name for (name,) in found) == declares
+    else:
+        store.begin()
+        found = store.execute("SELECT name FROM sqlite_master").fetchall()
+        assert any("timer" in name for (name,) in found) == declares
+
+
+def test_the_document_of_timers_is_as_the_docs_say(tmp_path):
+    store = shard.JsonStore(tmp_path)
+    store.restore()
+    timers = opened(store)
+    begin(store, timers, NOW)
+    timers.set("ada", at=1.5)
+    commit(store, timers)
+    lines = (tmp_path / "state.json").read_text().splitlines()
+    assert lines[3] == '{"AmFkYQA=":1500000}'
+    begin(store, timers, NOW)
+    commit(store, timers)
+    assert len((tmp_path / "state.json").read_text().splitlines()) == 3
