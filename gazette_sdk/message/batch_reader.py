@@ -471,6 +471,8 @@ class BatchReader(Generic[T]):
         new_decoder: returns the decoder of a journal, or of a range of it that is read again.
         delivery: decides which messages are delivered, and when; keeps offsets and state.
         on_error: treatment of content that is no message.
+        returns_after_errors: :meth:`poll` returns an empty batch after content that is no message,
+            so that its caller gets a turn.
 
     Attributes:
         lock: held by the consumer that takes a batch, or a message of an iterator.
@@ -484,7 +486,9 @@ class BatchReader(Generic[T]):
         delivery: Delivery[T],
         *,
         on_error: OnError = "raise",
+        returns_after_errors: bool = False,
     ) -> None:
+        self._returns_after_errors = returns_after_errors
         self._plan = plan
         self._transport = transport
         self._new_decoder = new_decoder
@@ -671,7 +675,10 @@ class BatchReader(Generic[T]):
                     continue
                 if self._replay is not None or self._pending is None:
                     return None
+                error = self._pending[2]
                 self._feed_pending(*self._pending)
+                if error is not None and self._returns_after_errors:
+                    return ()
             except Exception as error:
                 self._failure = error
                 raise

@@ -305,18 +305,18 @@ async def _run(
 
     try:
         async with asyncio.timeout(timeout_s):
-            await _run_until_ended(runner, feed())
+            await _run_until_ended(runner, feed)
         state = read(store)
     finally:
         store.destroy()
     return HandlerRun(state, [message for _, message in output.published])
 
 
-async def _run_until_ended(runner: Runner, feeding: Coroutine[Any, Any, None]) -> None:
+async def _run_until_ended(runner: Runner, feed: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run until all messages are fed and committed."""
     await runner.restore()
     running = asyncio.create_task(runner.run())
-    fed = asyncio.create_task(feeding)
+    fed = asyncio.create_task(feed())
     try:
         await asyncio.wait({running, fed}, return_when=asyncio.FIRST_COMPLETED)
     finally:

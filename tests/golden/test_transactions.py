@@ -166,11 +166,13 @@ async def reenact(scenario):
                 journal.content += pieces.pop(0)[1]
                 transport.signal()
             while application.consumed != wanted or machine.current is Current.EMPTY:
+                machine.available = True
                 done = consumer.consume(0.0)  # at most one message
                 consumer.note(done)
                 if not done.more:
                     await source.arrived()
             if was_deferred:
+                machine.available = True
                 done = consumer.consume(0.0)
                 assert done.closes
                 consumer.note(done)

@@ -142,6 +142,24 @@ class ValidatingStore(Protocol):
         """
 
 
+@runtime_checkable
+class UndoingStore(Protocol):
+    """Store that undoes what a single record has changed.
+
+    Where the application leaves out records that fail, the rest of their transaction stays.
+    """
+
+    def begin_record(self) -> None:
+        """Begin a record, whose changes may be undone."""
+
+    def undo_record(self) -> bool:
+        """Undo the changes since the last ``begin_record``.
+
+        Returns:
+            False if they cannot be undone: the transaction is aborted then, and run again.
+        """
+
+
 class TimerRow(NamedTuple):
     """Timer as a store keeps it. Rows are ordered by time, then key.
 

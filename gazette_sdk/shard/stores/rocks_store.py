@@ -307,6 +307,17 @@ class Family(FamilyView[K, V]):
         # By key: the value, or None for a removed key.
         self.puts: dict[bytes, bytes | None] = {}
         self.put_bytes = 0
+        # By key: what `puts` had before the record that is consumed; None if that is not noted.
+        self.former: dict[bytes, Any] | None = None
+
+    def undo_puts(self) -> None:
+        """Undo the changes of the open transaction since ``former`` was emptied."""
+        for key, former in (self.former or {}).items():
+            if former is _MISSING:
+                del self.puts[key]
+            else:
+                self.puts[key] = former
+        self.former = {}
 
     def __setitem__(self, key: K, value: V) -> None:
         """Put a value.
@@ -316,6 +327,8 @@ class Family(FamilyView[K, V]):
         """
         encoded = self._checked(key)
         content = self._encode_value(value)
+        if self.former is not None:
+            self.former.setdefault(encoded, self.puts.get(encoded, _MISSING))
         self.puts[encoded] = content
         self.put_bytes += len(encoded) + len(content)
 
@@ -327,6 +340,8 @@ class Family(FamilyView[K, V]):
     def discard(self, key: K) -> None:
         """Remove a key if it is there; faster than ``del``, which has to read."""
         encoded = self._checked(key)
+        if self.former is not None:
+            self.former.setdefault(encoded, self.puts.get(encoded, _MISSING))
         self.puts[encoded] = None
         self.put_bytes += len(encoded)
 
@@ -647,6 +662,17 @@ class RocksStore(Family[K, V]):
 
     def begin(self) -> None:
         """Begin a transaction: nothing is to be done."""
+
+    def begin_record(self) -> None:
+        """Begin a record, whose changes may be undone."""
+        for family in self._families.values():
+            family.former = {}
+
+    def undo_record(self) -> bool:
+        """Undo the changes since the last ``begin_record``."""
+        for family in self._families.values():
+            family.undo_puts()
+        return True
 
     def start_commit(self, checkpoint: Checkpoint) -> Sequence[FileChange]:
         """Write the transaction's puts and the checkpoint.

@@ -117,6 +117,7 @@ class SqlStore:
             _bound_idle_transactions(self._engine, idle_timeout_s)
         self._connection: sa.Connection | None = None
         self._transaction: sa.RootTransaction | None = None
+        self._is_accessed = False
         self._fence = _NO_ROW
         self._checkpoint = b""
         self._used_at = 0.0
@@ -133,6 +134,7 @@ class SqlStore:
         Raises:
             ShardStoreError: no transaction is open; an earlier failure may have ended it.
         """
+        self._is_accessed = True
         connection, transaction = self._connection, self._transaction
         if connection is None or transaction is None or not transaction.is_active:
             raise ShardStoreError(
@@ -228,6 +230,14 @@ class SqlStore:
             except sqlalchemy.exc.SQLAlchemyError as error:
                 raise ShardStoreError(f"the database cannot be reached: {error}") from error
         self._transaction = self._connection.begin()
+
+    def begin_record(self) -> None:
+        """Begin a record."""
+        self._is_accessed = False
+
+    def undo_record(self) -> bool:
+        """Return True if the connection was not used since ``begin_record``."""
+        return not self._is_accessed
 
     def start_commit(self, checkpoint: Checkpoint) -> Sequence[FileChange]:
         """Keep the checkpoint for ``finish_commit``; nothing is recorded.

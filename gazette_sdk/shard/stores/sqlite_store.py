@@ -277,6 +277,9 @@ WAL_BYTES_MAX = 16 << 20
 # The comment keeps these apart from an application's statements in the cache of statements, which
 # the authorizer has let pass.
 _BEGIN = "BEGIN IMMEDIATE /* store */"
+_BEGIN_RECORD = "SAVEPOINT record /* store */"
+_UNDO_RECORD = "ROLLBACK TO record /* store */"
+_END_RECORD = "RELEASE record /* store */"
 _COMMIT = "COMMIT /* store */"
 _ROLLBACK = "ROLLBACK /* store */"
 _REFUSED = frozenset(
@@ -342,6 +345,8 @@ class SqliteStore:
         self._pages: SqlitePages
         self._is_own = False
         self._changes_before = 0
+        # Of the record that is consumed: whether it can be undone, and has a savepoint.
+        self._undoes = self._has_savepoint = False
 
     @classmethod
     def of(cls, *, schema: str) -> Callable[[Path], SqliteStore]:
@@ -375,14 +380,14 @@ class SqliteStore:
                 earlier failure ended it.
         """
         with _failures_of_the_machine():
-            return self._in_transaction().execute(sql, without_nan(parameters))
+            return self._for_record().execute(sql, without_nan(parameters))
 
     def executemany(self, sql: str, parameters: Iterable[Parameters]) -> sqlite3.Cursor:
         """Run a statement once for each set of parameters; else as ``execute``."""
         with _failures_of_the_machine():
             # A generator: of a function in map(), StopIteration would end the rows early.
             rows = (without_nan(row) for row in parameters)
-            return self._in_transaction().executemany(sql, rows)
+            return self._for_record().executemany(sql, rows)
 
     @contextlib.contextmanager
     def committed(self) -> Iterator[SqliteView]:
@@ -431,6 +436,37 @@ class SqliteStore:
         """
         self._changes_before = self._opened().total_changes
         self._control(_BEGIN)
+        self._undoes = self._has_savepoint = False
+
+    def begin_record(self) -> None:
+        """Begin a record, whose changes may be undone: by a savepoint, before its first statement.
+
+        Raises:
+            sqlite3.Error: SQLite failed.
+        """
+        if self._has_savepoint:
+            self._control(_END_RECORD)
+        self._undoes, self._has_savepoint = True, False
+
+    def undo_record(self) -> bool:
+        """Undo the changes since the last ``begin_record``; False if SQLite ended the transaction.
+
+        Raises:
+            sqlite3.Error: SQLite failed.
+        """
+        if not self._opened().in_transaction:
+            return False
+        if self._has_savepoint:
+            self._control(_UNDO_RECORD)
+        return True
+
+    def _for_record(self) -> sqlite3.Connection:
+        """Return the connection, with a savepoint before the first statement of a record."""
+        connection = self._in_transaction()
+        if self._undoes and not self._has_savepoint:
+            self._control(_BEGIN_RECORD)
+            self._has_savepoint = True
+        return connection
 
     def start_commit(self, checkpoint: Checkpoint) -> Sequence[FileChange]:
         """Store the checkpoint, and commit.

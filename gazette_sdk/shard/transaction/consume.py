@@ -21,7 +21,7 @@ import operator
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gazette_sdk.errors import ConfigurationError, GazetteError
 from gazette_sdk.message.batch_reader import BatchReader, JournalDecoder, journal_decoder
@@ -33,8 +33,13 @@ from gazette_sdk.message.sequencer import RING_SIZE, Sequencer
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.names import validate_journal
 from gazette_sdk.shard.application.application import Application
-from gazette_sdk.shard.stores.base import ValidatingStore
-from gazette_sdk.shard.transaction.failure import BadRecords, HandlerFailedError, HookFailedError
+from gazette_sdk.shard.stores.base import UndoingStore, ValidatingStore
+from gazette_sdk.shard.transaction.failure import (
+    BadRecords,
+    HandlerFailedError,
+    HookFailedError,
+    is_of_record,
+)
 from gazette_sdk.shard.transaction.machine import Action, CommitStep, Current, TransactionMachine
 from gazette_sdk.shard.transaction.timers import Timer
 from gazette_sdk.shard.transaction.transaction import (
@@ -113,9 +118,15 @@ class Input:
             ring_size, ring_bytes_max=RING_BYTES_MAX, checkpoint=restored
         )
         self.on_undecodable: Callable[[GazetteError], object] | None = None
+        self._has_passed_over = False
         self._delivery = ListDelivery(sequencer, acknowledgements=acknowledgements)
         self._reader: BatchReader[Envelope[Any]] = BatchReader(
-            plan, transport, _decoders(message), self._delivery, on_error=self._pass_over
+            plan,
+            transport,
+            _decoders(message),
+            self._delivery,
+            on_error=self._pass_over,
+            returns_after_errors=True,
         )
         self._reader.begin()
 
@@ -140,21 +151,26 @@ class Input:
         The messages of the list before are processed then: another checkpoint is after them.
 
         Returns:
-            At least one message, all of one journal; None if there are none yet, or no more.
+            Messages of one journal, at least one except after content that was passed over; None
+            if there are none yet, or no more.
 
         Raises:
             GazetteError: a source cannot be read or decoded. Every later call raises it, too.
         """
+        self._has_passed_over = False
         while (batch := self._reader.poll()) is not None:
             if batch:
                 assert isinstance(batch, list), "a ListDelivery returns lists"
                 return batch
+            if self._has_passed_over:
+                return []
         return None
 
     def _pass_over(self, error: GazetteError) -> None:
         if self.on_undecodable is None:
             raise error
         self.on_undecodable(error)
+        self._has_passed_over = True
 
     async def arrived(self) -> None:
         """Wait until :meth:`poll` may return something, or raise, or the input has ended.
@@ -198,6 +214,27 @@ def _decoders(message: MessageType) -> Callable[[Opened], JournalDecoder[Any]]:
 
 FULL_CHECK_COUNT = 100
 """Timers that fire between two looks at the fullness of the store."""
+
+
+class Counts(NamedTuple):
+    """Numbers of what a shard has consumed.
+
+    Attributes:
+        messages: messages consumed, also those that were left out.
+        timers: timers fired.
+        left_out: records that were left out.
+        letters: dead letters published.
+    """
+
+    messages: int = 0
+    timers: int = 0
+    left_out: int = 0
+    letters: int = 0
+
+    def since(self, earlier: Counts) -> Counts:
+        """Return what was consumed since an earlier time."""
+        return Counts(*map(operator.sub, self, earlier))
+
 
 OnStep = Callable[[CommitStep], None]
 """Function that is called at each step of a commit, on the thread that does the step."""
@@ -267,6 +304,7 @@ class MessageConsumer:
         self.application = application
         self._wall_clock = wall_clock
         self._has_timers = application.has_timers
+        self._undoes = bad.passes_over and isinstance(txn.store, UndoingStore)
         self.txn = txn
         self.output = output
         self.machine = machine
@@ -296,6 +334,13 @@ class MessageConsumer:
     def left_count(self) -> int:
         """Number of messages of the last batch that are not consumed."""
         return operator.length_hint(self.rest)
+
+    @property
+    def counts(self) -> Counts:
+        """Numbers of what was consumed so far by transactions that have ended, or are open."""
+        bad = self.bad
+        messages = self.polled_count - self.left_count
+        return Counts(messages, self.fired_count, bad.left_out_count, bad.letter_count)
 
     @property
     def is_full(self) -> bool:
@@ -346,19 +391,20 @@ class MessageConsumer:
             if self.is_to_begin():
                 self._begin()
                 deadline = min(deadline, self.machine.max_at)
-            done = self._fire_timers(deadline) or self._consume_rest(deadline) or self.batch_end()
+            done = self._fire_timers(deadline) or self._consume_rest(deadline)
+            done = done or self.batch_end()
             if done is not None:
                 return done
             batch = self.input.poll()
             self._publish_undecodable()
-            if batch is None:
-                return Slice(more=False)
-            self.take(batch)
+            if (done := self.taken(batch, deadline)) is not None:
+                return done
 
     def _consume_rest(self, deadline: float) -> Slice | None:
         """Consume what is left of a batch; return None if nothing is."""
         txn, now = self.txn, time.monotonic
-        handle = self._consume_or_leave_out if self.bad else self.application.consume
+        is_plain = not (self._undoes or self.bad)
+        handle = self.application.consume if is_plain else self._consume_or_leave_out
         envelope: Envelope[Any]
         try:
             for envelope in self.rest:
@@ -449,6 +495,42 @@ class MessageConsumer:
             txn.timers.begin(txn.now)
         txn.is_open = True
 
+    def begin_record(self) -> None:
+        """Begin a message, whose changes may be undone.
+
+        Raises:
+            LeftOutError: it failed before, and is left out; its transaction ends.
+            GazetteError: the journal of dead letters cannot be written.
+        """
+        txn = self.txn
+        assert txn.envelope is not None, "a message has an envelope"
+        if self.bad.holds(txn.envelope):
+            self.bad.leave_out(txn, txn.envelope)
+            raise LeftOutError
+        if self._undoes:
+            txn.store.begin_record()
+            txn.timers.begin_record()
+
+    def undoes_record(self, error: BaseException) -> bool:
+        """Undo a message for which the handler raised, and leave it out, if that can be done.
+
+        Returns:
+            False if not: the transaction is to be aborted.
+
+        Raises:
+            GazetteError: the journal of dead letters cannot be written.
+        """
+        txn = self.txn
+        assert txn.envelope is not None, "a message has an envelope"
+        may_undo = self._undoes and not txn.has_published and not self.bad.holds(txn.envelope)
+        if not may_undo or isinstance(error, DeferError) or not is_of_record(error):
+            return False
+        if not txn.store.undo_record():
+            return False
+        txn.timers.undo_record()
+        self.bad.leave_out(txn, txn.envelope, error)
+        return True
+
     # ----------------------------------------------------------------- timers
 
     def restore_timers(self) -> None:
@@ -505,6 +587,13 @@ class MessageConsumer:
             return Slice(more=True, closes=True)
         return None if self.machine.available else Slice(more=False)
 
+    def taken(self, batch: list[Envelope[Any]] | None, deadline: float) -> Slice | None:
+        """Take what the input returned; return the end of a stretch if there is nothing."""
+        if batch is None:
+            return Slice(more=False)
+        self.take(batch)
+        return Slice(more=True) if not batch and time.monotonic() >= deadline else None
+
     def _fire_timers(self, deadline: float) -> Slice | None:
         """Fire timers that are due; return None if none is left."""
         while (timer := self.next_timer()) is not None:
@@ -560,15 +649,15 @@ class MessageConsumer:
         self.bad.publish_undecodable(self.txn)
 
     def _consume_or_leave_out(self, txn: Transaction[Any], message: Any) -> None:
-        """Consume a message, or leave a bad record out and end the slice."""
-        assert txn.envelope is not None, "a message has an envelope"
-        if not self.bad.holds(txn.envelope):
+        """Consume a message, or leave a bad record out."""
+        self.begin_record()
+        try:
             self.application.consume(txn, message)
             if self.bad.validates_each:
                 self.validate_state()
-            return
-        self.bad.leave_out(txn, txn.envelope)
-        raise LeftOutError
+        except BaseException as error:
+            if not self.undoes_record(error):
+                raise
 
 
 def timer_failed(timer: Timer, error: BaseException) -> HookFailedError:
@@ -577,7 +666,7 @@ def timer_failed(timer: Timer, error: BaseException) -> HookFailedError:
 
 
 class LeftOutError(Exception):
-    """Control flow: a bad record was left out, and ends its transaction."""
+    """Control flow: a record that failed before was left out, and ends its transaction."""
 
 
 OnWorker = Callable[..., Awaitable[Any]]
@@ -648,9 +737,8 @@ class AsyncConsumer:
                     await self._begin()
                 consumer.txn.envelope = None
                 consumer.bad.publish_undecodable(consumer.txn)
-            if batch is None:
-                return Slice(more=False)
-            consumer.take(batch)
+            if (done := consumer.taken(batch, deadline)) is not None:
+                return done
 
     async def prepare(self) -> PreparedCommit:
         """Finalize the transaction, and commit it locally. See :meth:`MessageConsumer.prepare`.
@@ -695,22 +783,23 @@ class AsyncConsumer:
     async def _consume_rest(self, deadline: float) -> Slice | None:
         """Consume what is left of a batch; None if nothing is."""
         consumer = self._consumer
-        txn, bad, handle = consumer.txn, consumer.bad, consumer.application.consume
+        txn, handle = consumer.txn, consumer.application.consume
         for envelope in consumer.rest:
             txn.envelope = envelope
             try:
-                if bad and bad.holds(envelope):
-                    bad.leave_out(txn, envelope)
-                    return Slice(more=True, closes=True)
+                consumer.begin_record()
                 await handle(txn, envelope.message)
-                if bad.validates_each:
+                if consumer.bad.validates_each:
                     await self._on_worker(consumer.validate_state)
             except DeferError:
                 return consumer.deferred(envelope)
+            except LeftOutError:
+                return Slice(more=True, closes=True)
             except BaseException as error:
                 if is_cancellation(error):
                     raise
-                raise HandlerFailedError(envelope, error) from error
+                if not consumer.undoes_record(error):
+                    raise HandlerFailedError(envelope, error) from error
             if time.monotonic() >= deadline:
                 return Slice(more=True, closes=consumer.is_full)
         return None

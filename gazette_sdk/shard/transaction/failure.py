@@ -1,7 +1,10 @@
 """Handling of a record for which the handler raises.
 
-The transaction is aborted and run again from its checkpoint, in the same process: no change of the
-store and no message of the first run stays. In the second run the bad record is left out, or
+Where the record has published nothing, and the store can undo what it has changed, it is left out
+at once, or published as a dead letter: the transaction continues with the next record.
+
+Else the transaction is aborted and run again from its checkpoint, in the same process: no change of
+the store and no message of the first run stays. In the second run the bad record is left out, or
 published as a dead letter within the transaction. That transaction ends after the record, so
 that a series of bad records costs one run each.
 
@@ -20,12 +23,15 @@ from __future__ import annotations
 import base64
 import errno
 import logging
+import math
+import time
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from gazette_sdk.errors import (
+    DecodeError,
     GazetteError,
     MappingError,
     UnreadableStateError,
@@ -45,6 +51,9 @@ _MACHINE_ERRNOS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 )
 """Failures of the machine, which the next record would meet, too."""
+
+LOG_PERIOD_S = 60.0
+"""Time between two lines of the log about records that were left out."""
 
 ERROR_CHARACTERS_MAX = 2048
 """Length at which the text of an error is cut in a dead letter."""
@@ -111,8 +120,8 @@ class DeadLetter(JsonMessage):
         journal: journal of the record.
         offset: offset of its first byte.
         error: exception of the handler.
-        record: the record, as JSON; None of content that is no message, and of a record that is too
-            long for a letter.
+        record: the record, as JSON. Of bytes that cannot be decoded, these bytes in base64; None of
+            other content that is no message, and of a record that is too long for a letter.
     """
 
     journal: str
@@ -137,12 +146,33 @@ class BadRecords:
 
     Attributes:
         validates_each: the state is checked after each record, until a transaction commits.
+        left_out_count: records that transactions have left out, of which the commit has begun.
+        letter_count: dead letters that they have published.
     """
 
-    __slots__ = ("_left_out", "_on_error", "_refusals", "_undecodable", "validates_each")
+    __slots__ = (
+        "_last",
+        "_left_out",
+        "_logged_at",
+        "_name",
+        "_on_error",
+        "_open_count",
+        "_refusals",
+        "_undecodable",
+        "_unlogged_count",
+        "left_out_count",
+        "letter_count",
+        "validates_each",
+    )
 
-    def __init__(self, on_error: OnError) -> None:
+    def __init__(self, on_error: OnError, name: str = "") -> None:
         self._on_error = on_error
+        self._name = name
+        self.left_out_count = self.letter_count = 0
+        # Of the open transaction, and since the last line of the log.
+        self._open_count = self._unlogged_count = 0
+        self._last = ""
+        self._logged_at = -math.inf
         self._refusals: dict[BadRecord, _Refusal] = {}
         self._left_out: set[BadRecord] = set()
         self._undecodable: list[GazetteError] = []
@@ -163,7 +193,7 @@ class BadRecords:
         return (
             isinstance(error, HandlerFailedError)
             and (error.envelope.journal, error.envelope.begin) not in self._refusals
-            and _is_of_record(error.error)
+            and is_of_record(error.error)
         )
 
     def add(self, failure: HandlerFailedError | UnreadableStateError) -> None:
@@ -172,31 +202,44 @@ class BadRecords:
             self.validates_each = True
             return
         envelope = failure.envelope
-        refusal = _Refusal(_text(failure.error), _as_json(envelope.message))
-        self._refusals[envelope.journal, envelope.begin] = refusal
+        self._refusals[envelope.journal, envelope.begin] = _refusal(envelope, failure.error)
 
     def holds(self, envelope: Envelope[Any]) -> bool:
         """Return True if a message is left out."""
         return (envelope.journal, envelope.begin) in self._refusals
 
-    def leave_out(self, txn: Transaction[Any], envelope: Envelope[Any]) -> None:
+    def leave_out(
+        self, txn: Transaction[Any], envelope: Envelope[Any], error: BaseException | None = None
+    ) -> None:
         """Leave a message out, and publish its dead letter if one is due.
+
+        Args:
+            txn: the open transaction.
+            envelope: of the message.
+            error: the handler's exception; None if it was added before.
 
         Raises:
             GazetteError: the journal of dead letters cannot be written.
         """
         record = envelope.journal, envelope.begin
-        if isinstance(self._on_error, DeadLetters):
+        if error is None:
             refusal = self._refusals[record]
-            letters = direct(self._on_error.journal)
-            letter = DeadLetter(*record, refusal.error, refusal.record)
-            try:
-                txn.publish(letter, mapping=letters)
-            except ValidationError as error:
-                # With its letter around it, a long record is longer than messages may be.
-                text = f"{refusal.error} (without the record: {error})"
-                txn.publish(DeadLetter(*record, text, None), mapping=letters)
-        self._left_out.add(record)
+            self._left_out.add(record)
+        else:
+            refusal = _refusal(envelope, error)
+        self._count(f"{refusal.error}; at the record of {record[0]} at offset {record[1]}")
+        if isinstance(self._on_error, DeadLetters):
+            self._publish(txn, DeadLetter(*record, refusal.error, refusal.record))
+
+    def _publish(self, txn: Transaction[Any], letter: DeadLetter) -> None:
+        assert isinstance(self._on_error, DeadLetters), "only dead letters are published"
+        letters = direct(self._on_error.journal)
+        try:
+            txn.publish(letter, mapping=letters)
+        except ValidationError as too_long:
+            # With its letter around it, a long record is longer than messages may be.
+            text = f"{letter.error} (without the record: {too_long})"
+            txn.publish(DeadLetter(letter.journal, letter.offset, text, None), mapping=letters)
 
     @property
     def passes_over(self) -> bool:
@@ -208,7 +251,8 @@ class BadRecords:
         if isinstance(self._on_error, DeadLetters):
             self._undecodable.append(error)
         else:
-            _log.warning("passed over: %s", error)
+            self._count(str(error))
+            self._count_ended()  # no transaction may follow
 
     @property
     def has_undecodable(self) -> bool:
@@ -216,15 +260,18 @@ class BadRecords:
         return bool(self._undecodable)
 
     def publish_undecodable(self, txn: Transaction[Any]) -> None:
-        """Publish a dead letter, without the record, of content that is no message.
+        """Publish dead letters of content that is no message.
 
         Raises:
             GazetteError: the journal of dead letters cannot be written.
         """
-        assert isinstance(self._on_error, DeadLetters), "only dead letters are published"
         for error in self._undecodable:
-            letter = DeadLetter(error.journal or "", error.offset or 0, _text(error), None)
-            txn.publish(letter, mapping=direct(self._on_error.journal))
+            self._count(str(error))
+            frame = error.frame if isinstance(error, DecodeError) else None
+            record = None if frame is None else base64.b64encode(frame).decode()
+            self._publish(
+                txn, DeadLetter(error.journal or "", error.offset or 0, _text(error), record)
+            )
         self._undecodable.clear()
 
     def transaction_ended(self) -> None:
@@ -232,14 +279,40 @@ class BadRecords:
         for record in self._left_out:
             del self._refusals[record]
         self._left_out.clear()
+        self._count_ended()
+
+    def _count(self, text: str) -> None:
+        """Count a record that the open transaction leaves out."""
+        self._open_count += 1
+        self._last = text
+
+    def _count_ended(self) -> None:
+        """Count what the open transaction has left out, and log it once in a while."""
+        self.left_out_count += self._open_count
+        if isinstance(self._on_error, DeadLetters):
+            self.letter_count += self._open_count
+        self._unlogged_count += self._open_count
+        self._open_count = 0
+        now = time.monotonic()
+        if self._unlogged_count and now >= self._logged_at + LOG_PERIOD_S:
+            _log.warning(
+                "shard %s: records left out: %d, the last one: %s",
+                self._name, self._unlogged_count, self._last,
+            )  # fmt: skip
+            self._logged_at, self._unlogged_count = now, 0
 
     def transaction_aborted(self) -> None:
         """Note that the transaction is run again: what it left out is left out again."""
         self._left_out.clear()
         self._undecodable.clear()
+        self._open_count = 0
 
 
-def _is_of_record(error: BaseException) -> bool:
+def _refusal(envelope: Envelope[Any], error: BaseException) -> _Refusal:
+    return _Refusal(_text(error), _as_json(envelope.message))
+
+
+def is_of_record(error: BaseException) -> bool:
     """Return True if another record may do better."""
     if exit_within(error) is not None:
         return False

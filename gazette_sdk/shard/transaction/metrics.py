@@ -16,11 +16,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from gazette_sdk.shard.transaction.consume import Counts
 from gazette_sdk.shard.transaction.machine import Current, Prior
 
 _TRANSACTIONS = Counter("gazette_shard_transactions", "Completed transactions.", ["shard"])
 _MESSAGES = Counter("gazette_shard_read_messages", "Messages consumed.", ["shard"])
 _TIMERS = Counter("gazette_shard_fired_timers", "Timers fired.", ["shard"])
+_SKIPPED = Counter("gazette_shard_skipped", "Records that were left out.", ["shard"])
+_DEAD_LETTERS = Counter("gazette_shard_dead_letters", "Dead letters published.", ["shard"])
 _BYTES = Counter(
     "gazette_shard_read_bytes", "Bytes of source journals that were read through.", ["shard"]
 )
@@ -123,8 +126,9 @@ class ShardMetrics:
         self._shard = shard
         self._lag_bytes = lag_bytes
         self._transactions = _TRANSACTIONS.labels(shard)
-        self._messages = _MESSAGES.labels(shard)
-        self._timers = _TIMERS.labels(shard)
+        self._counters = [
+            each.labels(shard) for each in (_MESSAGES, _TIMERS, _SKIPPED, _DEAD_LETTERS)
+        ]
         self._bytes = _BYTES.labels(shard)
         self._recorded = _RECORDED.labels(shard)
         self._heads: dict[str, int] = {}
@@ -177,17 +181,16 @@ class ShardMetrics:
         """Count bytes that are appended to the recovery log."""
         self._recorded.inc(length_bytes)
 
-    def completed(self, offsets: Mapping[str, int], message_count: int, timer_count: int) -> None:
+    def completed(self, offsets: Mapping[str, int], counts: Counts) -> None:
         """Count a completed transaction.
 
         Args:
             offsets: read-through offsets after it, by journal.
-            message_count: messages that it consumed.
-            timer_count: timers that it fired.
+            counts: numbers of what it consumed.
         """
         self._transactions.inc()
-        self._messages.inc(message_count)
-        self._timers.inc(timer_count)
+        for counter, count in zip(self._counters, counts, strict=True):
+            counter.inc(count)
         for journal, offset in offsets.items():
             self._bytes.inc(max(0, offset - self._heads.get(journal, offset)))
             self._heads[journal] = offset

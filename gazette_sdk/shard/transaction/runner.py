@@ -35,6 +35,7 @@ from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.stores.base import TimerStore
 from gazette_sdk.shard.transaction.consume import (
     AsyncConsumer,
+    Counts,
     MessageConsumer,
     OnStep,
     PreparedCommit,
@@ -158,8 +159,7 @@ class PriorTransaction:
         logged: append to the recovery log, which waits for them; None without one.
         acknowledgements: appends of the acknowledgements, by journal.
         prepared: its local commit; None for acknowledgements of an earlier run.
-        message_count: messages that it consumed.
-        timer_count: timers that it fired.
+        counts: numbers of what it consumed.
         acknowledged_count: acknowledgements that are appended.
     """
 
@@ -168,8 +168,7 @@ class PriorTransaction:
     logged: asyncio.Future[int] | None
     acknowledgements: Mapping[str, AppendFuture]
     prepared: PreparedCommit | None = None
-    message_count: int = 0
-    timer_count: int = 0
+    counts: Counts = Counts()  # noqa: RUF009 - immutable
     acknowledged_count: int = 0
 
     @property
@@ -254,7 +253,7 @@ class Runner:
         self._on_step: OnStep = on_step or _ignore_step
         self._on_completed = on_completed
         self._metrics = ShardMetrics(shard.full_name, self._lag_bytes)
-        self._bad = BadRecords(application.on_error)
+        self._bad = BadRecords(application.on_error, shard.id)
         self._txn: Transaction[Any] = Transaction(shard, store, output)
         self._consumer = MessageConsumer(
             application,
@@ -275,8 +274,7 @@ class Runner:
         self._arrival: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._restored: Checkpoint | None = None
-        self._reported_count = 0
-        self._reported_timers = 0
+        self._counted = Counts()
 
     # -------------------------------------------------------------------- life
 
@@ -407,11 +405,8 @@ class Runner:
         self._prior = prior
         intents = prepared.checkpoint.ack_intents
         prior.acknowledgements = self._output.acknowledge(intents, after=commit)
-        consumed_count = self._consumer.polled_count - self._consumer.left_count
-        prior.message_count = consumed_count - self._reported_count
-        self._reported_count = consumed_count
-        prior.timer_count = self._consumer.fired_count - self._reported_timers
-        self._reported_timers = self._consumer.fired_count
+        counted, self._counted = self._counted, self._consumer.counts
+        prior.counts = self._counted.since(counted)
         self.machine.commit_started()
         self._metrics.prior_changed(Prior.NONE, time.monotonic())
         self._on_step(CommitStep.LOG_SENT)
@@ -470,7 +465,7 @@ class Runner:
             offsets = prior.prepared.checkpoint.offsets
             self.progress.publish(offsets, _ends_of(appends))
             self._metrics.prior_changed(Prior.ACKNOWLEDGING, time.monotonic())
-            self._metrics.completed(offsets, prior.message_count, prior.timer_count)
+            self._metrics.completed(offsets, prior.counts)
         if self._on_completed is not None:
             self._on_completed()
 
@@ -529,8 +524,7 @@ class Runner:
             self._input.on_undecodable = self._bad.pass_over
         self._consumer.read(self._input)
         self.machine.available = True  # so that the input is polled first
-        self._reported_count = self._consumer.polled_count
-        self._reported_timers = self._consumer.fired_count
+        self._counted = self._consumer.counts
 
     def _take_arrival(self) -> None:
         """Tell the machine that input has arrived, if it has."""

@@ -39,6 +39,8 @@ TIME_END_S = 253_402_300_800.0
 
 SECOND_US = 1_000_000
 
+_MISSING: Any = object()
+
 TimerKey: TypeAlias = str | bytes | int | tuple[str | bytes | int, ...]
 
 
@@ -70,6 +72,9 @@ class Timers:
         self._rows: TimerStore | None = None
         self._now_us = 0
         self._changes: dict[bytes, int | None] = {}
+        # By key: what the changes and the window had before the record that is consumed; None if
+        # that is not noted.
+        self._former: dict[bytes, tuple[Any, int | None]] | None = None
         # The window: all timers of the store up to `_end` (None: all there are) that the open
         # transaction has not changed. The heap may have rows that are no more in it.
         self._window: dict[bytes, int] = {}
@@ -124,8 +129,12 @@ class Timers:
             raise ValidationError(f"{key!r} cannot be the key of a timer: {error}") from error
         if len(encoded) > TIMER_KEY_BYTES_MAX:
             raise ValidationError(
-                f"the key of a timer has {len(encoded)} bytes; {TIMER_KEY_BYTES_MAX} are the most"
+                f"the key of a timer has {len(encoded)} bytes; use one of at most"
+                f" {TIMER_KEY_BYTES_MAX} bytes"
             )
+        if self._former is not None:
+            former = self._changes.get(encoded, _MISSING), self._window.get(encoded)
+            self._former.setdefault(encoded, former)
         self._window.pop(encoded, None)
         self._changes[encoded] = due_us
 
@@ -152,6 +161,7 @@ class Timers:
         store.open_timers()
         self._rows = store
         self._changes.clear()
+        self._former = None
         self._read(None)
 
     def begin(self, now: float) -> None:
@@ -176,6 +186,21 @@ class Timers:
         self._changes[row.key] = None
         return Timer(any_key.decode(row.key), row.due_us / SECOND_US)
 
+    def begin_record(self) -> None:
+        """Begin a record, whose changes may be undone."""
+        self._former = {}
+
+    def undo_record(self) -> None:
+        """Undo the changes since the last ``begin_record``."""
+        for key, (change, due_us) in (self._former or {}).items():
+            if change is _MISSING:
+                del self._changes[key]
+            else:
+                self._changes[key] = change
+            if due_us is not None:
+                self._window[key] = due_us
+        self._former = {}
+
     def put(self) -> None:
         """Put the changes of the open transaction, just before the store commits.
 
@@ -193,6 +218,7 @@ class Timers:
             ShardStoreError: the store failed.
         """
         changes, self._changes = self._changes, {}
+        self._former = None
         window, heap, end = self._window, self._heap, self._end
         for key, due_us in changes.items():
             if due_us is not None and (end is None or (due_us, key) <= end):

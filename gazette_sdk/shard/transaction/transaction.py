@@ -351,6 +351,11 @@ class Transaction(Generic[S]):
         self._touched = self.envelope
         self._output.append(journal, content)
 
+    @property
+    def has_published(self) -> bool:
+        """The message that is consumed has published something; None has not."""
+        return self.envelope is not None and self._touched is self.envelope
+
     def defer(self) -> NoReturn:
         """Leave the message to the next transaction, which begins with it.
 

@@ -409,6 +409,32 @@ def test_an_input_that_follows_waits_for_brokers_to_be_reached(monkeypatch, capl
         on_loop(read(follows=False))
 
 
+def test_a_consumer_gets_a_turn_after_each_error_of_long_garbage():
+    """So that dead letters are published, instead of kept in memory."""
+    history = History()
+    history.outside(1)
+    history.content += b"garbage\n" * 2000
+    history.outside(2)
+
+    async def read():
+        source, judged, most = input_of(served(history)), [], 0
+        source.on_undecodable = judged.append
+        found = []
+        while len(found) < 2:
+            before = len(judged)
+            batch = source.poll()
+            most = max(most, len(judged) - before)
+            if batch is None:
+                await source.arrived()
+            else:
+                found += batch
+        await source.aclose()
+        return most, len(judged)
+
+    most, count = on_loop(read())
+    assert (most, count) == (1, 2000)
+
+
 def test_messages_that_are_too_long_are_passed_over_where_bad_ones_are(monkeypatch):
     monkeypatch.setattr(Framing, "frame_bytes_max", 100)
     history = History()

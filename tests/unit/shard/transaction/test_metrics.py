@@ -5,6 +5,7 @@ import time
 import pytest
 from prometheus_client import REGISTRY
 
+from gazette_sdk.shard.transaction.consume import Counts
 from gazette_sdk.shard.transaction.machine import Current, Prior
 from gazette_sdk.shard.transaction.metrics import ShardMetrics
 from support.vectors import golden
@@ -21,7 +22,7 @@ def seconds(phase):
     return sample("phase_seconds_total", phase=phase, type=kind)
 
 
-COUNTS = ("transactions", "read_messages", "fired_timers")
+COUNTS = ("transactions", "read_messages", "fired_timers", "skipped", "dead_letters")
 
 
 @pytest.fixture
@@ -39,10 +40,12 @@ def test_completed_transactions_are_counted_and_sources_have_heads_and_lags(metr
     assert sample("read_lag_bytes", journal="a/journal") == 7
     assert sample("read_lag_bytes", journal="b/journal") == 0
     metrics.recorded(50)
-    metrics.completed({"a/journal": 130, "b/journal": 5}, 3, 2)
+    metrics.completed({"a/journal": 130, "b/journal": 5}, Counts(3, 2, 1, 1))
     assert sample("transactions_total") - before["transactions"] == 1
     assert sample("read_messages_total") - before["read_messages"] == 3
     assert sample("fired_timers_total") - before["fired_timers"] == 2
+    assert sample("skipped_total") - before["skipped"] == 1
+    assert sample("dead_letters_total") - before["dead_letters"] == 1
     assert sample("read_bytes_total") - read == 35
     assert sample("recorded_bytes_total") - recorded == 50
     assert sample("read_head", journal="a/journal") == 130
@@ -50,7 +53,7 @@ def test_completed_transactions_are_counted_and_sources_have_heads_and_lags(metr
 
 def test_gauges_end_with_the_shard_and_counters_stay(metrics):
     metrics.start({"a/journal": 100})
-    metrics.completed({"a/journal": 130, "new/journal": 5}, 3, 0)
+    metrics.completed({"a/journal": 130, "new/journal": 5}, Counts(3))
     metrics.end()
     metrics.end()
     assert sample("read_head", journal="a/journal") is None
@@ -119,7 +122,7 @@ def test_deprecated_metrics_are_sums_over_the_shards_of_the_process(metrics):
         each.prior_changed(Prior.NONE, now)
         each.prior_changed(Prior.COMMITTING, now + 6.0)
         each.prior_changed(Prior.ACKNOWLEDGING, now + 7.0)
-        each.completed({"deprecated/journal": 130}, 3, 0)
+        each.completed({"deprecated/journal": 130}, Counts(3))
     found = {name: sample.value - before[name] for name, (_, sample) in deprecated().items()}
     other.end()
     assert found == pytest.approx(

@@ -169,6 +169,7 @@ def test_a_timer_that_is_moved_with_each_message_costs_no_memory(new_store):
             timers.set(key, after_s=1 + number)
         commit(store, timers)
     assert len(timers._heap) <= 4 * timers_module.WINDOW_COUNT
+    assert timers._former is None
     assert begin(store, timers, NOW + 199) == []
     commit(store, timers)
     assert len(begin(store, timers, NOW + 200)) == 30
