@@ -138,18 +138,6 @@ class JsonStore(JsonView[State]):
         # The state as it was validated last; empty from the begin of a transaction on.
         self._validated = b""
         self._timers: dict[bytes, int] = {}
-        self._is_accessed = False
-
-    @property
-    def state(self) -> State:
-        """The application's value, which it changes or assigns."""
-        self._is_accessed = True
-        return self._state
-
-    @state.setter
-    def state(self, state: State) -> None:
-        self._is_accessed = True
-        self._state = state
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._entries()[key] = value
@@ -177,15 +165,15 @@ class JsonStore(JsonView[State]):
             stored = (self._directory / _STATE_PATH[1:]).read_bytes()
         except FileNotFoundError:
             refuse_other_files(self._recovered, "JsonStore")
-            self._state = self._type()()
-            self._committed = _document(self._state)
+            self.state = self._type()()
+            self._committed = _document(self.state)
             return Checkpoint()
         lines = stored.splitlines(keepends=True)
         try:
             offsets, state, checkpoint, *timers = lines
             restored = _decode_checkpoint(offsets, checkpoint)
             self._timers = _decode_timers(*timers)
-            self._state = msgspec.json.decode(state, type=self._type())
+            self.state = msgspec.json.decode(state, type=self._type())
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ShardStoreError(
                 f"{_STATE_PATH} in {self._directory} is not the state that was declared ({error});"
@@ -198,14 +186,6 @@ class JsonStore(JsonView[State]):
         """Begin a transaction."""
         self._validated = b""
 
-    def begin_record(self) -> None:
-        """Begin a record."""
-        self._is_accessed = False
-
-    def undo_record(self) -> bool:
-        """Return True if the state was not accessed since ``begin_record``: it can have changed."""
-        return not self._is_accessed
-
     def validate_state(self) -> None:
         """Check that a recovery will read the state as it is.
 
@@ -215,14 +195,14 @@ class JsonStore(JsonView[State]):
             UnreadableStateError: it cannot be encoded, or would be decoded as another value.
         """
         try:
-            document = _document(self._state)
+            document = _document(self.state)
             restored = msgspec.json.decode(document, type=self._type())
         except Exception as error:
             raise UnreadableStateError(
                 f"the state cannot be encoded as JSON and decoded as the declared type ({error});"
                 " keep values of that type (JSON has no NaN or infinity)"
             ) from error
-        if not (restored == self._state or is_same(self._state, restored)):
+        if not (restored == self.state or is_same(self.state, restored)):
             raise UnreadableStateError(
                 "the state would not be recovered as it is: JSON has no NaN and no infinity, and"
                 " without a declared type no sets, dates, objects, and keys but text; declare the"

@@ -328,7 +328,7 @@ class Family(FamilyView[K, V]):
         encoded = self._checked(key)
         content = self._encode_value(value)
         if self.former is not None:
-            self.former.setdefault(encoded, self.puts.get(encoded, _MISSING))
+            self._keep_former(encoded)
         self.puts[encoded] = content
         self.put_bytes += len(encoded) + len(content)
 
@@ -341,9 +341,13 @@ class Family(FamilyView[K, V]):
         """Remove a key if it is there; faster than ``del``, which has to read."""
         encoded = self._checked(key)
         if self.former is not None:
-            self.former.setdefault(encoded, self.puts.get(encoded, _MISSING))
+            self._keep_former(encoded)
         self.puts[encoded] = None
         self.put_bytes += len(encoded)
+
+    def _keep_former(self, encoded: bytes) -> None:
+        assert self.former is not None, "it is noted"
+        self.former.setdefault(encoded, self.puts.get(encoded, _MISSING))
 
     def _checked(self, key: K) -> bytes:
         encoded = self._encode_put_key(key)

@@ -117,7 +117,6 @@ class SqlStore:
             _bound_idle_transactions(self._engine, idle_timeout_s)
         self._connection: sa.Connection | None = None
         self._transaction: sa.RootTransaction | None = None
-        self._is_accessed = False
         self._fence = _NO_ROW
         self._checkpoint = b""
         self._used_at = 0.0
@@ -134,7 +133,6 @@ class SqlStore:
         Raises:
             ShardStoreError: no transaction is open; an earlier failure may have ended it.
         """
-        self._is_accessed = True
         connection, transaction = self._connection, self._transaction
         if connection is None or transaction is None or not transaction.is_active:
             raise ShardStoreError(
@@ -221,23 +219,14 @@ class SqlStore:
             ClosedError: the store is closed, or not restored yet.
             ShardStoreError: the database cannot be reached.
         """
-        if self._connection is None:
-            raise ClosedError("the store is closed, or not restored yet; call restore() first")
-        if time.monotonic() - self._used_at > IDLE_CHECK_S and not _answers(self._connection):
+        connection = self._opened()
+        if time.monotonic() - self._used_at > IDLE_CHECK_S and not _answers(connection):
             self._disconnect()
             try:
-                self._connection = self._engine.connect()
+                connection = self._connection = self._engine.connect()
             except sqlalchemy.exc.SQLAlchemyError as error:
                 raise ShardStoreError(f"the database cannot be reached: {error}") from error
-        self._transaction = self._connection.begin()
-
-    def begin_record(self) -> None:
-        """Begin a record."""
-        self._is_accessed = False
-
-    def undo_record(self) -> bool:
-        """Return True if the connection was not used since ``begin_record``."""
-        return not self._is_accessed
+        self._transaction = connection.begin()
 
     def start_commit(self, checkpoint: Checkpoint) -> Sequence[FileChange]:
         """Keep the checkpoint for ``finish_commit``; nothing is recorded.
@@ -288,8 +277,8 @@ class SqlStore:
         Raises:
             ShardStoreError: the database failed.
         """
-        with self._for_timers() as connection:
-            _create_table(connection, _TIMERS)
+        with _failures_of_timers():
+            _create_table(self._opened(), _TIMERS)
 
     def timers_after(self, row: TimerRow | None, limit: int) -> Sequence[TimerRow]:
         """Return the next timers; see :class:`~gazette_sdk.shard.stores.base.TimerStore`."""
@@ -306,7 +295,8 @@ class SqlStore:
             .order_by(timers.due_us, timers.timer_key)
             .limit(limit)
         )
-        with self._for_timers() as connection, _transaction_of(connection):
+        connection = self._opened()
+        with _failures_of_timers(), _transaction_of(connection):
             if row is None and not sa.inspect(connection).has_table(_TIMERS.name):
                 return ()
             return [TimerRow(due_us, bytes(key)) for due_us, key in connection.execute(query)]
@@ -328,21 +318,10 @@ class SqlStore:
             _TIMERS.c.shard_fqn == sa.bindparam("name"),
             _TIMERS.c.timer_key == sa.bindparam("changed"),
         )
-        try:
+        with _failures_of_timers():
             connection.execute(delete, changed)
             if put:
                 connection.execute(sa.insert(_TIMERS), put)
-        except sqlalchemy.exc.SQLAlchemyError as error:
-            raise ShardStoreError(f"the table {_TIMERS.name} cannot be used: {error}") from error
-
-    @contextlib.contextmanager
-    def _for_timers(self) -> Iterator[sa.Connection]:
-        if self._connection is None:
-            raise ClosedError("the store is closed, or not restored yet; call restore() first")
-        try:
-            yield self._connection
-        except sqlalchemy.exc.SQLAlchemyError as error:
-            raise ShardStoreError(f"the table {_TIMERS.name} cannot be used: {error}") from error
 
     def rerecord(self, path: str) -> Sequence[FileChange]:  # noqa: ARG002 - there are no files
         """Return nothing: there are no files."""
@@ -352,6 +331,11 @@ class SqlStore:
         """Roll back an open transaction, and close the connection."""
         self._disconnect()
         self._engine.dispose()
+
+    def _opened(self) -> sa.Connection:
+        if self._connection is None:
+            raise ClosedError("the store is closed, or not restored yet; call restore() first")
+        return self._connection
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -450,6 +434,14 @@ def _create_table(connection: sa.Connection, table: sa.Table) -> None:
         with connection.begin():
             if not sa.inspect(connection).has_table(table.name):
                 raise
+
+
+@contextlib.contextmanager
+def _failures_of_timers() -> Iterator[None]:
+    try:
+        yield
+    except sqlalchemy.exc.SQLAlchemyError as error:
+        raise ShardStoreError(f"the table {_TIMERS.name} cannot be used: {error}") from error
 
 
 def _transaction_of(connection: sa.Connection) -> contextlib.AbstractContextManager[object]:

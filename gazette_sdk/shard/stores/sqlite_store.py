@@ -345,8 +345,10 @@ class SqliteStore:
         self._pages: SqlitePages
         self._is_own = False
         self._changes_before = 0
-        # Of the record that is consumed: whether it can be undone, and has a savepoint.
+        # Of the record that is consumed: whether it can be undone, and has a savepoint; and the
+        # number of changes before it.
         self._undoes = self._has_savepoint = False
+        self._changes_before_record = 0
 
     @classmethod
     def of(cls, *, schema: str) -> Callable[[Path], SqliteStore]:
@@ -447,17 +449,23 @@ class SqliteStore:
         if self._has_savepoint:
             self._control(_END_RECORD)
         self._undoes, self._has_savepoint = True, False
+        self._changes_before_record = self._opened().total_changes
 
     def undo_record(self) -> bool:
-        """Undo the changes since the last ``begin_record``; False if SQLite ended the transaction.
+        """Undo the changes since the last ``begin_record``.
+
+        Returns:
+            False if SQLite ended the transaction, or a cursor of an earlier record was used.
 
         Raises:
             sqlite3.Error: SQLite failed.
         """
-        if not self._opened().in_transaction:
+        connection = self._opened()
+        if not connection.in_transaction:
             return False
-        if self._has_savepoint:
-            self._control(_UNDO_RECORD)
+        if not self._has_savepoint:
+            return connection.total_changes == self._changes_before_record
+        self._control(_UNDO_RECORD)
         return True
 
     def _for_record(self) -> sqlite3.Connection:

@@ -147,7 +147,6 @@ class BadRecords:
     Attributes:
         validates_each: the state is checked after each record, until a transaction commits.
         left_out_count: records that transactions have left out, of which the commit has begun.
-        letter_count: dead letters that they have published.
     """
 
     __slots__ = (
@@ -161,14 +160,13 @@ class BadRecords:
         "_undecodable",
         "_unlogged_count",
         "left_out_count",
-        "letter_count",
         "validates_each",
     )
 
     def __init__(self, on_error: OnError, name: str = "") -> None:
         self._on_error = on_error
         self._name = name
-        self.left_out_count = self.letter_count = 0
+        self.left_out_count = 0
         # Of the open transaction, and since the last line of the log.
         self._open_count = self._unlogged_count = 0
         self._last = ""
@@ -242,6 +240,11 @@ class BadRecords:
             txn.publish(DeadLetter(letter.journal, letter.offset, text, None), mapping=letters)
 
     @property
+    def letter_count(self) -> int:
+        """Dead letters for the records that were left out: one for each, if any are published."""
+        return self.left_out_count if isinstance(self._on_error, DeadLetters) else 0
+
+    @property
     def passes_over(self) -> bool:
         """Content that is no message is passed over, instead of failing the shard."""
         return self._on_error != "fail"
@@ -289,8 +292,6 @@ class BadRecords:
     def _count_ended(self) -> None:
         """Count what the open transaction has left out, and log it once in a while."""
         self.left_out_count += self._open_count
-        if isinstance(self._on_error, DeadLetters):
-            self.letter_count += self._open_count
         self._unlogged_count += self._open_count
         self._open_count = 0
         now = time.monotonic()

@@ -42,6 +42,7 @@ SECOND_US = 1_000_000
 _MISSING: Any = object()
 
 TimerKey: TypeAlias = str | bytes | int | tuple[str | bytes | int, ...]
+"""Key of a timer: there is one timer for each."""
 
 
 class Timer(NamedTuple):
@@ -212,11 +213,7 @@ class Timers:
             self._rows.put_timers(self._changes)
 
     def committed(self) -> None:
-        """Note that the store has committed the changes.
-
-        Raises:
-            ShardStoreError: the store failed.
-        """
+        """Note that the store has committed the changes."""
         changes, self._changes = self._changes, {}
         self._former = None
         window, heap, end = self._window, self._heap, self._end

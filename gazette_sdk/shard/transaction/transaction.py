@@ -353,7 +353,7 @@ class Transaction(Generic[S]):
 
     @property
     def has_published(self) -> bool:
-        """The message that is consumed has published something; None has not."""
+        """True if the message that is consumed has published something."""
         return self.envelope is not None and self._touched is self.envelope
 
     def defer(self) -> NoReturn:
@@ -364,7 +364,7 @@ class Transaction(Generic[S]):
         Raises:
             ConfigurationError: the message has published something, or there is none.
         """
-        if self.envelope is None or self._touched is self.envelope:
+        if self.envelope is None or self.has_published:
             raise ConfigurationError(
                 "a message is deferred before it has any effect; call `defer` first, in `consume`"
             )

@@ -419,10 +419,6 @@ def test_stores_without_timers_have_the_layout_of_before(new_store, declares):
     elif isinstance(store, shard.RocksStore):
         keys = [key for key, _ in store._stored(b"", None)]
         assert [key for key in keys if b"timer" in key] == []
-    elif isinstance(store, shard.SqliteStore):
-        store.begin()
-        found = store.execute("SELECT name FROM sqlite_master").fetchall()
-        assert any("timer" in name for (name,) in found) == declares
     else:
         store.begin()
         found = store.execute("SELECT name FROM sqlite_master").fetchall()
