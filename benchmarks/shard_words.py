@@ -73,29 +73,31 @@ class Stats:
 
     Args:
         shards: its process.
+        journal: its source.
     """
 
-    def __init__(self, shards: RunningShards) -> None:
+    def __init__(self, shards: RunningShards, journal: str = JOURNAL) -> None:
         self._shards = shards
+        self._journal = journal
         self._client = ShardClient(shards.processes[0].address)
         (found,) = shards.list_shards()
         self._shard = found.spec.id
 
     def read_through(self, offset: int = 0) -> int:
         """Return how far the shard has read; wait until it has read through ``offset``."""
-        request = cpb.StatRequest(shard=self._shard, read_through={JOURNAL: offset})
+        request = cpb.StatRequest(shard=self._shard, read_through={self._journal: offset})
         response = sdk_loop.run(self._client.stat(request), LIMIT_S)
-        return int(response.read_through.get(JOURNAL, 0))
+        return int(response.read_through.get(self._journal, 0))
 
     def close(self) -> None:
         """Disconnect."""
         sdk_loop.run(self._client.aclose(), LIMIT_S)
 
 
-def messages_per_s(shards: RunningShards, head: int, count: int) -> float:
+def messages_per_s(shards: RunningShards, head: int, count: int, journal: str = JOURNAL) -> float:
     """Return how many messages a second the shard reads, behind its first transaction."""
     shards.wait_until(lambda found: bool(found and found[0].status), LIMIT_S)
-    stats = Stats(shards)
+    stats = Stats(shards, journal)
     while not (first := stats.read_through()):
         time.sleep(0.005)
     assert first < head, "it was read in one transaction: publish more messages"

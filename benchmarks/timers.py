@@ -19,35 +19,21 @@ import time
 import urllib.request
 
 from measure import Figure, add_outputs, percentile, report
+from shard_words import LIMIT_S, messages_per_s
 from timer_alarms import Alarm, alarms
 
-from gazette_sdk import Publisher, mapping
-from gazette_sdk.protocol import consumer_pb2 as cpb
+from gazette_sdk import Journals, Publisher, mapping
 from gazette_sdk.shard.application.application import shard_id
-from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.testing import gazette_cluster, run_shards
 from gazette_sdk.testing.shards import RunningShards
-from gazette_sdk.transport import loop as sdk_loop
 
 JOURNAL = "alarms/part-000"
 SPEED_MIN = 50_000.0
 LATE_MS_MAX = 20.0
 BATCH = 20_000
-LIMIT_S = 300.0
 SETTING_S = 60.0
 """Time within which all timers are to be set, before they fire."""
 APART_S = 0.05
-
-JOURNALS = f"""
-name: alarms/
-replication: 1
-labels:
-  - {{name: content-type, value: application/x-ndjson}}
-  - {{name: topic, value: alarms}}
-fragment: {{length: 268435456, compression_codec: NONE, stores: ["file:///"], refresh_interval: 1m}}
-children:
-  - name: {JOURNAL}
-"""
 
 
 def fired_count(shards: RunningShards) -> int:
@@ -58,21 +44,6 @@ def fired_count(shards: RunningShards) -> int:
         text = response.read().decode()
     found = re.search(r"^gazette_shard_fired_timers_total\{.*\} (\S+)$", text, re.MULTILINE)
     return 0 if found is None else int(float(found[1]))
-
-
-def read_through(shards: RunningShards, offset: int = 0) -> int:
-    """Return how far the shard has read; wait until it has read through ``offset``."""
-
-    async def stat() -> int:
-        client = ShardClient(shards.processes[0].address)
-        try:
-            name = shard_id(alarms.full_name, JOURNAL)
-            request = cpb.StatRequest(shard=name, read_through={JOURNAL: offset})
-            return int((await client.stat(request)).read_through.get(JOURNAL, 0))
-        finally:
-            await client.aclose()
-
-    return sdk_loop.run(stat(), LIMIT_S)
 
 
 def publish(publisher: Publisher[Alarm], count: int, at: float) -> int:
@@ -94,12 +65,7 @@ def speeds(shards: RunningShards, head: int, count: int, at: float) -> tuple[flo
         count: number of timers.
         at: their time.
     """
-    shards.wait_until(lambda found: bool(found and found[0].status), LIMIT_S)
-    while not (first := read_through(shards)):
-        time.sleep(0.005)
-    began = time.perf_counter()
-    read_through(shards, head)
-    set_per_s = count * (head - first) / head / (time.perf_counter() - began)
+    set_per_s = messages_per_s(shards, head, count, JOURNAL)
     left_s = at - time.time()
     assert left_s > 0, f"the timers were set {-left_s:.0f} s too late; use fewer"
     time.sleep(left_s)
@@ -138,9 +104,10 @@ def main() -> None:
     options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     with gazette_cluster(1) as cluster:
-        cluster.apply(JOURNALS)
+        transport = cluster.connect()
+        Journals(transport=transport).create("alarms", partitions=1, replication=1)
         publisher = Publisher(
-            mapping=mapping.direct(JOURNAL), transport=cluster.connect(), delivery_timeout_s=LIMIT_S
+            mapping=mapping.direct(JOURNAL), transport=transport, delivery_timeout_s=LIMIT_S
         )
         os.sched_setaffinity(cluster.brokers[0].pid or 0, cores[1:] or cores)
         with publisher:
