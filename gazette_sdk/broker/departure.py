@@ -115,12 +115,11 @@ class Departure:
         """
         storeless = self._persister.storeless
         ends = {
-            replica.journal: head.end
+            replica.journal: end
             for replica in replicas
             if replica.is_primary
             and replica.journal not in storeless
-            and (head := replica.storage.head) is not None
-            and head.end > replica.index.listed_end
+            and (end := _local_end(replica)) > replica.index.listed_end
         }
         unlisted = ends.keys() - await listed_journals(
             ends, self._stores, self._keyspace.item, LISTED_TIMEOUT_S
@@ -135,5 +134,10 @@ class Departure:
 
 def _stored_end(replica: Replica) -> int:
     """Return the end of a journal whose content is all stored."""
+    return max(replica.index.listed_end, _local_end(replica))
+
+
+def _local_end(replica: Replica) -> int:
+    """Return the end of a replica's content. It is stored what the replica kept, too."""
     head = replica.storage.head
-    return max(replica.index.listed_end, head.end if head is not None else 0)
+    return max(replica.kept_end, head.end if head is not None else 0)

@@ -99,6 +99,7 @@ class Replica:
             ``None`` before.
         proposed_end: greatest end to which other replicas were asked to agree, if we were the
             primary: they may continue there, whatever they have before it.
+        kept_end: end of content that it kept at its end although others may replace it; 0 for none.
         head_is_known: True if the head is known without the stores: the spool began at the head
             that an earlier process recorded, or a primary or a peer had it.
         is_synchronized: True if the primary's stream has synchronized this replica.
@@ -136,6 +137,7 @@ class Replica:
         self.ready: ReadyRoute | None = None
         self.agreed: pb.Fragment | None = None
         self.proposed_end = 0
+        self.kept_end = 0
         self.head_is_known = False
         self.is_synchronized = False
         self.joined_revision = 0
@@ -300,6 +302,7 @@ class Replica:
             except OSError as error:
                 _log.warning("cannot keep them: %s", error)
             else:
+                self.kept_end = end
                 hold(kept)
         spool.reset_to(agreed)
 

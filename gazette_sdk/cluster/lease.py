@@ -56,6 +56,14 @@ def boot_s() -> float:
     return time.clock_gettime(BOOT_CLOCK)
 
 
+def wall_ahead_s() -> float:
+    """Return wall time less the time since boot.
+
+    It grows with suspensions that the system does not count, and where wall time is set.
+    """
+    return time.time() - boot_s()
+
+
 class LeaseLife:
     """Knowledge that the owner of a lease and the thread that renews it have of each other.
 
@@ -63,11 +71,14 @@ class LeaseLife:
         owner_at: time of the last sign of life of the owner, which is an event loop. Of one that
             renews the lease itself it is always now.
         alive_until: time until which the lease is alive by the answers of Etcd.
+        ahead_s: :func:`wall_ahead_s` when the renewal was sent from which that time is counted, or
+            the grant.
     """
 
     def __init__(self) -> None:
         self.owner_at = math.inf
         self.alive_until = math.inf
+        self.ahead_s = wall_ahead_s()
 
 
 async def run_beside(work: Coroutine[Any, Any, None], life: LeaseLife, *, sign_s: float) -> None:
@@ -207,11 +218,13 @@ class _Renewals:
         await asyncio.gather(*self._sent, return_exceptions=True)
 
     def _send(self, sent_at: float, *, elsewhere: bool) -> None:
-        task = self._loop.create_task(self._renew_once(sent_at, elsewhere=elsewhere))
+        task = self._loop.create_task(
+            self._renew_once(sent_at, wall_ahead_s(), elsewhere=elsewhere)
+        )
         self._sent.add(task)
         task.add_done_callback(self._sent.discard)
 
-    async def _renew_once(self, sent_at: float, *, elsewhere: bool) -> None:
+    async def _renew_once(self, sent_at: float, ahead_s: float, *, elsewhere: bool) -> None:
         """Send one renewal, and queue its outcome."""
         suspect = self._unanswered if elsewhere else None
         connection: EtcdConnection | None = None
@@ -237,7 +250,8 @@ class _Renewals:
             self._inputs.put_nowait(LeaseEnded())
         else:
             self._outage.ended()
-            self._answered_at = max(self._answered_at, sent_at)
+            if sent_at > self._answered_at:
+                self._answered_at, self._life.ahead_s = sent_at, ahead_s
             if self._unanswered is connection:
                 self._unanswered = None
             elif suspect is not None and self._unanswered is suspect:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import random
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,9 @@ class End:
         self.host = host
         self.error: Exception | None = None
         self.arrives_at = 0.0  # the last message
+        # Messages that come, in order: those that a cut delays and those that a stopped process
+        # has not taken yet would overtake each other.
+        self.coming: deque[tuple[Callable[[End, Any], None], Any]] = deque()
         self.on_message: Callable[[Any], None] = lambda _: None
         self.on_broken: Callable[[Exception], None] = lambda _: None
 
@@ -98,16 +102,17 @@ class Connection:
             loop.world_s + self._network.latency_s(), other.arrives_at + 1e-9
         )
         context = self._network.context_of(other.node)
-        loop.call_at_world(at, self._try, end.host, other, arrive, what, context=context)
+        other.coming.append((arrive, what))
+        loop.call_at_world(at, self._try, end.host, other, context=context)
 
-    def _try(self, source: str, to: End, arrive: Callable[[End, Any], None], what: Any) -> None:
+    def _try(self, source: str, to: End) -> None:
+        """Let the next message arrive at an end, unless its link is cut."""
         if to.error is not None:
             return
         if self._network.is_cut(source, to.host):
-            self._network.park(
-                source, to.host, lambda: self._try(source, to, arrive, what), to.node
-            )
+            self._network.park(source, to.host, lambda: self._try(source, to), to.node)
             return
+        arrive, what = to.coming.popleft()
         arrive(to, what)
 
     def _broken(self, end: End, error: Exception) -> None:

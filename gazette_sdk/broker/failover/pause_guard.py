@@ -14,7 +14,9 @@ A broker that knows that its lease is lost may serve for some time yet: it stops
 leave and waits for Etcd. It acknowledges nothing from then on.
 
 The lease is renewed on another thread than this loop's. So the time until which it is alive by
-Etcd's answers ends the knowledge, too: a loop that runs is no sign of renewals.
+Etcd's answers ends the knowledge, too: a loop that runs is no sign of renewals. That time is one of
+both clocks: a short pause that the time since boot does not count may follow on renewals that
+failed.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import math
 import time
 
 from gazette_sdk.cluster.etcd import Etcd
-from gazette_sdk.cluster.lease import LeaseLife, boot_s
+from gazette_sdk.cluster.lease import LeaseLife, boot_s, wall_ahead_s
 from gazette_sdk.errors import EtcdError, UnavailableError
 
 
@@ -47,13 +49,28 @@ class KnownLease:
     def __init__(self, pause_max_s: float = math.inf, life: LeaseLife | None = None) -> None:
         self._pause_max_s = self._alive_s = pause_max_s
         self._life = LeaseLife() if life is None else life
+        self._answered_until: float | None = None  # the life's end that was seen last
         self.ran()
 
     def ran(self) -> None:
         """Note that the lease is alive now, unless it was lost."""
+        self._see_renewal()
         self._boot_s, self.since_wall_s = boot_s(), time.time()
-        self.until_boot_s = min(self._boot_s + self._alive_s, self._life.alive_until)
-        self.until_wall_s = self.since_wall_s + self._alive_s
+        # Wall time that went back shortens what is left on this clock.
+        self._ahead_s = min(self._ahead_s, self.since_wall_s - self._boot_s)
+        self.until_boot_s = min(self._boot_s + self._alive_s, self._until)
+        self.until_wall_s = min(self.since_wall_s + self._alive_s, self._until + self._ahead_s)
+
+    def found(self, alive_until: float, ahead_s: float) -> None:
+        """Note that Etcd has the lease, which was looked up.
+
+        Args:
+            alive_until: time since boot until which it is alive at least.
+            ahead_s: wall time less that since boot, when Etcd was asked.
+        """
+        self._see_renewal()
+        self._until, self._ahead_s = alive_until, ahead_s
+        self.ran()
 
     def lost(self) -> None:
         """Note that the lease is renewed no more: from now on it may end."""
@@ -62,7 +79,9 @@ class KnownLease:
     @property
     def is_alive(self) -> bool:
         """True if the lease is alive. False if it may have ended."""
-        return self._ran_within(self._alive_s) and self._is_renewed
+        self._see_renewal()
+        is_renewed = boot_s() < self._until and time.time() < self._until + self._ahead_s
+        return self._ran_within(self._alive_s) and is_renewed
 
     @property
     def was_paused(self) -> bool:
@@ -80,9 +99,11 @@ class KnownLease:
             reason = "was stopped for longer than its lease may last"
         return UnavailableError(f"this broker {reason}; try again", journal=journal)
 
-    @property
-    def _is_renewed(self) -> bool:
-        return boot_s() < self._life.alive_until
+    def _see_renewal(self) -> None:
+        """Take in the last renewal that was answered, unless it is known."""
+        if self._life.alive_until != self._answered_until:
+            self._until = self._answered_until = self._life.alive_until
+            self._ahead_s = self._life.ahead_s
 
     def _ran_within(self, most_s: float) -> bool:
         wall_s = time.time() - self.since_wall_s
@@ -125,4 +146,10 @@ class PauseGuard:
         Raises:
             EtcdError: Etcd did not answer.
         """
-        return not self.known.was_paused or await self._etcd.time_to_live(self._lease) > 0
+        if not self.known.was_paused:
+            return True
+        asked_at, ahead_s = boot_s(), wall_ahead_s()
+        left_s = await self._etcd.time_to_live(self._lease)
+        if left_s > 0:
+            self.known.found(asked_at + left_s, ahead_s)
+        return left_s > 0

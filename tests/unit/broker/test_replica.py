@@ -237,6 +237,7 @@ def test_a_primary_keeps_what_others_may_go_on_behind(tmp_path, rolls, proposed_
             assert b"|".join(map(content_of, made.completed)) == b"agreed, "
             kept = [(8, 22)] if proposed_end == 22 else []
             assert spans(made.unconfirmed) == kept
+            assert replica.kept_end == (22 if kept else 0)
             assert [content_of(each) for each in made.unconfirmed] == [b"and not agreed"] * len(
                 kept
             )
