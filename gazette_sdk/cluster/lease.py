@@ -249,9 +249,7 @@ class _Renewals:
             self._ending = error
             self._inputs.put_nowait(LeaseEnded())
         else:
-            self._outage.ended()
-            if sent_at > self._answered_at:
-                self._answered_at, self._life.ahead_s = sent_at, ahead_s
+            self._note_answer(sent_at, ahead_s)
             if self._unanswered is connection:
                 self._unanswered = None
             elif suspect is not None and self._unanswered is suspect:
@@ -262,6 +260,11 @@ class _Renewals:
         finally:
             if suspect is not None and connection is not None:
                 self._connections.discard(connection)
+
+    def _note_answer(self, sent_at: float, ahead_s: float) -> None:
+        self._outage.ended()
+        if sent_at > self._answered_at:
+            self._answered_at, self._life.ahead_s = sent_at, ahead_s
 
 
 OWNER_SILENT_TTLS = 2

@@ -49,7 +49,9 @@ class KnownLease:
     def __init__(self, pause_max_s: float = math.inf, life: LeaseLife | None = None) -> None:
         self._pause_max_s = self._alive_s = pause_max_s
         self._life = LeaseLife() if life is None else life
-        self._answered_until: float | None = None  # the life's end that was seen last
+        # The end by the last answer, which is one of both clocks, and that of the life then.
+        self._until = self._ahead_s = math.inf
+        self._answered_until: float | None = None
         self.ran()
 
     def ran(self) -> None:
