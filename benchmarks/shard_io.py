@@ -19,7 +19,7 @@ from measure import Figure, arguments, cluster, in_turn, report
 
 from gazette_sdk import JsonMessage, Publisher, Reader, Transport, connect
 from gazette_sdk.message.checkpoint import Checkpoint
-from gazette_sdk.shard.transaction.consume import Input
+from gazette_sdk.shard.transaction.input import Input
 from gazette_sdk.shard.transaction.transaction import Output
 from gazette_sdk.transport.append.queue import AnyFuture, PendingAppend
 from gazette_sdk.transport.loop import run

@@ -69,6 +69,18 @@ class ProducerState(NamedTuple):
     begin: int
 
 
+class SourceTimes(NamedTuple):
+    """Times of one journal, in microseconds since 1970; 0 where nothing is known.
+
+    Attributes:
+        watermark_us: no message with an earlier event time is expected.
+        published_us: the greatest publication time of a message that was read.
+    """
+
+    watermark_us: int = 0
+    published_us: int = 0
+
+
 @dataclass(slots=True)
 class Checkpoint:
     """Position in journals.
@@ -80,12 +92,14 @@ class Checkpoint:
             after every restart.
         create_revisions: by journal, the Etcd revision at which it was created, where it is known.
             A journal of another create revision is another journal, of the same name.
+        times: by journal, its times, of a shard with event time.
     """
 
     offsets: dict[str, int] = field(default_factory=dict)
     producers: list[ProducerState] = field(default_factory=list)
     ack_intents: dict[str, bytes] = field(default_factory=dict)
     create_revisions: dict[str, int] = field(default_factory=dict)
+    times: dict[str, SourceTimes] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """Return the stored form, with a checksum.
@@ -98,6 +112,8 @@ class Checkpoint:
             sources[journal].read_through = offset
         for journal, revision in self.create_revisions.items():
             sources[journal].create_revision = revision
+        for journal, times in self.times.items():
+            sources[journal].watermark_us, sources[journal].published_us = times
         for journal, producer, last_ack, begin in self.producers:
             # Sub-messages that hold nothing but zeros are written, too.
             state = consumer_pb2.Checkpoint.ProducerState(last_ack=last_ack, begin=begin)
@@ -148,4 +164,9 @@ class Checkpoint:
             for name, source in sorted(message.sources.items())
             if source.create_revision
         }
-        return cls(offsets, producers, dict(message.ack_intents), revisions)
+        times = {
+            name: SourceTimes(source.watermark_us, source.published_us)
+            for name, source in sorted(message.sources.items())
+            if source.watermark_us or source.published_us
+        }
+        return cls(offsets, producers, dict(message.ack_intents), revisions, times)

@@ -406,6 +406,10 @@ class ListDelivery(CommittedDelivery[T]):
         """A sequence is open that began since the last checkpoint."""
         return self._sequencer.has_pending
 
+    def has_open(self, journal: str) -> bool:
+        """Return True if a sequence of a journal is open."""
+        return self._sequencer.has_open(journal)
+
     @property
     def read_through(self) -> dict[str, int]:
         """Offsets read through, by journal, without what the last list passes."""

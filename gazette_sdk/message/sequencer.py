@@ -902,6 +902,11 @@ class Sequencer(Generic[T]):
         """True if a sequence is open that began since the last checkpoint."""
         return bool(self._pending)
 
+    def has_open(self, journal: str) -> bool:
+        """Return True if a sequence of a journal is open."""
+        known = self._journals.get(journal)
+        return known is not None and any(each.begin != -1 for each in known.producers.values())
+
     def checkpoint(
         self, horizon_s: float = 0, *, outstanding_is_processed: bool = False
     ) -> Checkpoint:

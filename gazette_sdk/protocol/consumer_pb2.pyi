@@ -97,7 +97,7 @@ class ReplicaStatus(_message.Message):
 class Checkpoint(_message.Message):
     __slots__ = ("sources", "ack_intents")
     class Source(_message.Message):
-        __slots__ = ("read_through", "producers", "create_revision")
+        __slots__ = ("read_through", "producers", "create_revision", "watermark_us", "published_us")
         class ProducerEntry(_message.Message):
             __slots__ = ("id", "state")
             ID_FIELD_NUMBER: _ClassVar[int]
@@ -108,10 +108,14 @@ class Checkpoint(_message.Message):
         READ_THROUGH_FIELD_NUMBER: _ClassVar[int]
         PRODUCERS_FIELD_NUMBER: _ClassVar[int]
         CREATE_REVISION_FIELD_NUMBER: _ClassVar[int]
+        WATERMARK_US_FIELD_NUMBER: _ClassVar[int]
+        PUBLISHED_US_FIELD_NUMBER: _ClassVar[int]
         read_through: int
         producers: _containers.RepeatedCompositeFieldContainer[Checkpoint.Source.ProducerEntry]
         create_revision: int
-        def __init__(self, read_through: _Optional[int] = ..., producers: _Optional[_Iterable[_Union[Checkpoint.Source.ProducerEntry, _Mapping]]] = ..., create_revision: _Optional[int] = ...) -> None: ...
+        watermark_us: int
+        published_us: int
+        def __init__(self, read_through: _Optional[int] = ..., producers: _Optional[_Iterable[_Union[Checkpoint.Source.ProducerEntry, _Mapping]]] = ..., create_revision: _Optional[int] = ..., watermark_us: _Optional[int] = ..., published_us: _Optional[int] = ...) -> None: ...
     class ProducerState(_message.Message):
         __slots__ = ("last_ack", "begin")
         LAST_ACK_FIELD_NUMBER: _ClassVar[int]

@@ -12,8 +12,9 @@ from gazette_sdk import shard
 from gazette_sdk.message.checkpoint import Checkpoint, ProducerState
 from gazette_sdk.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
 from gazette_sdk.protocol import consumer_pb2 as cpb
-from gazette_sdk.shard.transaction.consume import Input, MessageConsumer
+from gazette_sdk.shard.transaction.consume import MessageConsumer
 from gazette_sdk.shard.transaction.failure import BadRecords
+from gazette_sdk.shard.transaction.input import Input
 from gazette_sdk.shard.transaction.machine import Action, Current, TransactionMachine
 from gazette_sdk.shard.transaction.transaction import Transaction
 from gazette_sdk.testing.handler_runs import MemoryOutput

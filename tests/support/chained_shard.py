@@ -16,7 +16,7 @@ from gazette_sdk import JsonMessage
 from gazette_sdk.errors import OffsetNotYetAvailableError
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.shard.transaction.consume import Input
+from gazette_sdk.shard.transaction.input import Input
 from gazette_sdk.shard.transaction.transaction import Output
 from gazette_sdk.transport.append.appender import AppendService
 from gazette_sdk.transport.journal_reader import RetryReader

@@ -22,7 +22,8 @@ from gazette_sdk.shard import Application, Shard
 from gazette_sdk.shard.recovery.log import RecoveryLog
 from gazette_sdk.shard.recovery.player import Playback
 from gazette_sdk.shard.recovery.recorder import Recorder
-from gazette_sdk.shard.transaction.consume import Input, OnStep
+from gazette_sdk.shard.transaction.consume import OnStep
+from gazette_sdk.shard.transaction.input import Input
 from gazette_sdk.shard.transaction.runner import Runner
 from gazette_sdk.shard.transaction.transaction import Output
 from gazette_sdk.transport.append.appender import AppendService

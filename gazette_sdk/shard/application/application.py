@@ -32,6 +32,7 @@ from gazette_sdk.protocol.labels import (
 from gazette_sdk.protocol.names import validate_journal, validate_token
 from gazette_sdk.protocol.shard_spec import recovery_log, validate_shard_spec
 from gazette_sdk.shard.application.endpoints import Endpoint, Handler, Method
+from gazette_sdk.shard.transaction.event_time import IDLE_S, check_event_time
 from gazette_sdk.shard.transaction.transaction import Process, Shard
 
 if TYPE_CHECKING:
@@ -238,6 +239,11 @@ class Application(Generic[M, S]):
             that it read are not acknowledged yet. Turn it off for a shard that reads its own
             output.
         reads_acks: pass acknowledgements, too, to ``consume``.
+        event_time: returns the event time of a message, in Unix seconds or as a datetime with a
+            zone, for timers of event time; None for the time of its publication.
+        lateness_s: how far out of order event times may be, in seconds.
+        idle_s: time without a message after which a source is quiet, in seconds, so that event time
+            passes there; None for never.
 
     Raises:
         ConfigurationError: a declared value cannot be used.
@@ -254,6 +260,9 @@ class Application(Generic[M, S]):
     on_error: ClassVar[OnError] = "fail"
     waits_for_acks: ClassVar[bool] = True
     reads_acks: ClassVar[bool] = False
+    event_time: ClassVar[Any] = None
+    lateness_s: ClassVar[float] = 0.0
+    idle_s: ClassVar[float | None] = IDLE_S
 
     def __init__(self) -> None:
         self.endpoints: list[Endpoint] = []
@@ -464,6 +473,12 @@ class Application(Generic[M, S]):
                 f"{name}: on_error={self.on_error!r}; use 'fail', 'skip' or"
                 " shard.dead_letters('JOURNAL')"
             )
+        if self.event_time is not None and not callable(self.event_time):
+            raise ConfigurationError(
+                f"{name}: event_time={self.event_time!r} is no function; use one of the message, as"
+                " attrgetter('at')"
+            )
+        check_event_time(name, self.lateness_s, self.idle_s)
         _check_store(name, self.store)
         self._validate_sources(name)
         self._validate_hooks(name)

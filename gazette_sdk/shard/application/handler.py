@@ -33,6 +33,7 @@ from gazette_sdk.shard.application.application import (
     Sources,
     generated,
 )
+from gazette_sdk.shard.transaction.event_time import IDLE_S
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import WatchedList
 
@@ -112,6 +113,9 @@ def handler(
     max_txn_s: float = 1.0,
     on_error: OnError = "fail",
     waits_for_acks: bool = True,
+    event_time: Callable[[Any], Any] | None = None,
+    lateness_s: float = 0.0,
+    idle_s: float | None = IDLE_S,
 ) -> Callable[[Callable[..., Any]], HandlerApplication]:
     """Make an application of a function.
 
@@ -135,6 +139,11 @@ def handler(
             ``"skip"`` the record, or ``shard.dead_letters("JOURNAL")``.
         waits_for_acks: keep a transaction open, up to ``max_txn_s``, while sequences of messages
             that it read are not acknowledged yet.
+        event_time: returns the event time of a message, in Unix seconds or as a datetime with a
+            zone, for timers of event time; None for the time of its publication.
+        lateness_s: how far out of order event times may be, in seconds.
+        idle_s: time without a message after which a source is quiet, in seconds, so that event time
+            passes there; None for never.
 
     Returns:
         A decorator that returns the application.
@@ -156,6 +165,9 @@ def handler(
             max_txn_s=max_txn_s,
             on_error=on_error,
             waits_for_acks=waits_for_acks,
+            event_time=event_time,
+            lateness_s=lateness_s,
+            idle_s=idle_s,
         )
 
     return decorate

@@ -58,9 +58,9 @@ from gazette_sdk.shard.recovery import hints as fsm_hints
 from gazette_sdk.shard.recovery.log import RecoveryLog
 from gazette_sdk.shard.recovery.player import Playback, Recovered
 from gazette_sdk.shard.recovery.recorder import HINTS_PAUSE_S, HintsSchedule, Recorder
-from gazette_sdk.shard.transaction.consume import Input as SourceInput
 from gazette_sdk.shard.transaction.consume import OnStep
 from gazette_sdk.shard.transaction.failure import error_of_code
+from gazette_sdk.shard.transaction.input import Input as SourceInput
 from gazette_sdk.shard.transaction.runner import Runner
 from gazette_sdk.shard.transaction.transaction import Output, Shard
 from gazette_sdk.transport.append.appender import AppendService

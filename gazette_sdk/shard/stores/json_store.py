@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 
 from gazette_sdk.errors import ClosedError, ShardStoreError, UnreadableStateError
-from gazette_sdk.message.checkpoint import Checkpoint, ProducerState
+from gazette_sdk.message.checkpoint import Checkpoint, ProducerState, SourceTimes
 from gazette_sdk.message.uuid import PRODUCER_BYTES
 from gazette_sdk.shard.recovery.hints import (
     CreateFile,
@@ -318,7 +318,7 @@ def _decode_timers(document: bytes = b"{}") -> dict[bytes, int]:
 def _encode_checkpoint(checkpoint: Checkpoint) -> bytes:
     """Return the third document: names of the message's fields, zeros left out."""
     sources: dict[str, dict[str, Any]] = {}
-    journals = {*checkpoint.offsets, *checkpoint.create_revisions}
+    journals = {*checkpoint.offsets, *checkpoint.create_revisions, *checkpoint.times}
     journals.update(state.journal for state in checkpoint.producers)
     for journal in sorted(journals):
         offset = checkpoint.offsets.get(journal, 0)
@@ -327,6 +327,7 @@ def _encode_checkpoint(checkpoint: Checkpoint) -> bytes:
             **({"read_through": offset} if offset else {}),
             "producers": None,
             **({"create_revision": revision} if revision else {}),
+            **(checkpoint.times[journal]._asdict() if journal in checkpoint.times else {}),
         }
     for journal, producer, last_ack, begin in checkpoint.producers:
         state = {"last_ack": last_ack, "begin": begin}
@@ -354,6 +355,9 @@ def _decode_checkpoint(offsets: bytes, checkpoint: bytes) -> Checkpoint:
         restored.offsets[journal] = source.get("read_through", 0)
         if revision := source.get("create_revision", 0):
             restored.create_revisions[journal] = revision
+        times = SourceTimes(source.get("watermark_us", 0), source.get("published_us", 0))
+        if any(times):
+            restored.times[journal] = times
         for entry in source.get("producers") or ():
             state = entry.get("state") or {}
             producer = base64.b64decode(entry["id"], validate=True)

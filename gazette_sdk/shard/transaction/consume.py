@@ -1,39 +1,25 @@
-"""Consumption of a transaction's messages: its input, and the calls of its hooks.
+"""Consumption of a transaction's messages and timers: the calls of its hooks.
 
 ``def`` hooks are called on a worker thread, ``async def`` hooks on the event loop
-(:class:`AsyncConsumer`). The loop of :meth:`MessageConsumer.consume` is the hot path: per message
-no lock, no ``await``, and no new object but the envelope.
-
-The :class:`Input` of a shard is the committed messages of its sources, from a checkpoint on.
-Content is fetched ahead on the event loop. A worker thread takes what has arrived, and cuts,
-decodes and sequences it in the same call: one list of messages at a time. Between two lists, and
-within one, :meth:`Input.checkpoint` has exactly which messages are processed (message section 13.5,
-shard section 7).
+(`async_consume`). The loop of :meth:`MessageConsumer.consume` is the hot path: per message no lock,
+no ``await``, and no new object but the envelope.
 """
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
-import inspect
 import math
 import operator
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gazette_sdk.errors import ConfigurationError, GazetteError
-from gazette_sdk.message.batch_reader import BatchReader, JournalDecoder, journal_decoder
-from gazette_sdk.message.checkpoint import Checkpoint
-from gazette_sdk.message.delivery import HORIZON_S, RING_BYTES_MAX, ListDelivery
+from gazette_sdk.message.checkpoint import Checkpoint, SourceTimes
 from gazette_sdk.message.envelope import Envelope
-from gazette_sdk.message.fetcher import Opened, Plan
-from gazette_sdk.message.sequencer import RING_SIZE, Sequencer
-from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.names import validate_journal
+from gazette_sdk.message.uuid import parse_raw_uuid, unix_100ns_of_clock
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.stores.base import UndoingStore, ValidatingStore
+from gazette_sdk.shard.transaction.event_time import SECOND_US
 from gazette_sdk.shard.transaction.failure import (
     BadRecords,
     HandlerFailedError,
@@ -41,7 +27,7 @@ from gazette_sdk.shard.transaction.failure import (
     is_of_record,
 )
 from gazette_sdk.shard.transaction.machine import Action, CommitStep, Current, TransactionMachine
-from gazette_sdk.shard.transaction.timers import Timer
+from gazette_sdk.shard.transaction.timers import CLOCK_CHECK_S, Timer
 from gazette_sdk.shard.transaction.transaction import (
     DeferError,
     InputLike,
@@ -49,168 +35,12 @@ from gazette_sdk.shard.transaction.transaction import (
     RecorderLike,
     Transaction,
 )
-from gazette_sdk.transport.base import Transport
-from gazette_sdk.user_code import acontained, call, is_cancellation
 
-MessageType = Callable[[pb.JournalSpec], type]
-"""Function that returns the class of a journal's messages. It may look at the journal's labels."""
+LOOK_PERIOD_S = 0.2
+"""Time between two looks at the write heads of sources, for timers of event time."""
 
-
-class Input:
-    """Committed messages of several journals. Made on the event loop that fetches them.
-
-    One thread or coroutine uses it at a time. A source that does not exist, or is deleted, is an
-    error of :meth:`poll`.
-
-    Args:
-        transport: how to reach the journals.
-        sources: by journal, the least offset to read. A name may have metadata, which envelopes
-            and checkpoints keep.
-        checkpoint: position to continue from; it is not changed.
-        message: returns the class of a journal's messages, whose name has the metadata.
-        acknowledgements: return acknowledgements of committed messages, too.
-        ring_size: number of messages of open transactions that are kept in memory.
-        follows: read on at the write heads; else reading ends there.
-
-    Attributes:
-        on_undecodable: called by :meth:`poll` with the error of content that is no message, once
-            all messages before it are processed: it is passed over. None: `poll` raises the error.
-
-    Raises:
-        ConfigurationError: there is no source.
-        ValidationError: a name is malformed.
-    """
-
-    def __init__(
-        self,
-        transport: Transport,
-        sources: Mapping[str, int],
-        checkpoint: Checkpoint,
-        message: MessageType,
-        *,
-        acknowledgements: bool = False,
-        ring_size: int = RING_SIZE,
-        follows: bool = True,
-    ) -> None:
-        if not sources:
-            raise ConfigurationError(
-                "a shard without sources reads nothing: name journals in its spec"
-            )
-        for journal in sources:
-            validate_journal(journal)
-        offsets = {
-            journal: max(least, checkpoint.offsets.get(journal, 0))
-            for journal, least in sources.items()
-        }
-        plan = Plan(
-            selector=None,
-            names=tuple(sources),
-            text=", ".join(sources),
-            block=follows,
-            begin=0,
-            offsets=offsets,
-            end_offsets={},
-            revisions=checkpoint.create_revisions,
-            is_fixed=True,
-        )
-        restored = dataclasses.replace(checkpoint, offsets={**checkpoint.offsets, **offsets})
-        sequencer = Sequencer[Envelope[Any]](
-            ring_size, ring_bytes_max=RING_BYTES_MAX, checkpoint=restored
-        )
-        self.on_undecodable: Callable[[GazetteError], object] | None = None
-        self._has_passed_over = False
-        self._delivery = ListDelivery(sequencer, acknowledgements=acknowledgements)
-        self._reader: BatchReader[Envelope[Any]] = BatchReader(
-            plan,
-            transport,
-            _decoders(message),
-            self._delivery,
-            on_error=self._pass_over,
-            returns_after_errors=True,
-        )
-        self._reader.begin()
-
-    @property
-    def has_pending(self) -> bool:
-        """A sequence is open that began since the last checkpoint was taken."""
-        return self._delivery.has_pending
-
-    @property
-    def write_heads(self) -> Mapping[str, int]:
-        """By journal, the last write head that a broker reported."""
-        return self._reader.write_heads
-
-    @property
-    def ended(self) -> bool:
-        """All sources were read to their ends; never while the input follows them."""
-        return self._reader.has_ended
-
-    def poll(self) -> list[Envelope[Any]] | None:
-        """Return the next messages of what has arrived, without waiting; on any thread.
-
-        The messages of the list before are processed then: another checkpoint is after them.
-
-        Returns:
-            Messages of one journal, at least one except after content that was passed over; None
-            if there are none yet, or no more.
-
-        Raises:
-            GazetteError: a source cannot be read or decoded. Every later call raises it, too.
-        """
-        self._has_passed_over = False
-        while (batch := self._reader.poll()) is not None:
-            if batch:
-                assert isinstance(batch, list), "a ListDelivery returns lists"
-                return batch
-            if self._has_passed_over:
-                return []
-        return None
-
-    def _pass_over(self, error: GazetteError) -> None:
-        if self.on_undecodable is None:
-            raise error
-        self.on_undecodable(error)
-        self._has_passed_over = True
-
-    async def arrived(self) -> None:
-        """Wait until :meth:`poll` may return something, or raise, or the input has ended.
-
-        Only after it returned None, and on the event loop.
-        """
-        await self._reader.arrived()
-
-    def checkpoint(self, left: int = 0) -> Checkpoint:
-        """Return the position, and forget producers that were silent for a day.
-
-        Args:
-            left: number of messages at the end of the last list that are not processed.
-        """
-        return self._reader.checkpoint(left, horizon_s=HORIZON_S)
-
-    def passed(self) -> dict[str, int]:
-        """Return the offsets that are read through, by journal, without those of the last list.
-
-        Exact once :meth:`poll` has returned None. Messages that start nothing pass offsets, too.
-        """
-        return self._delivery.read_through
-
-    async def aclose(self) -> None:
-        """Stop reading."""
-        await self._reader.aclose()
-
-
-def _decoders(message: MessageType) -> Callable[[Opened], JournalDecoder[Any]]:
-    """Return a function that makes the decoder of a journal."""
-
-    def new_decoder(opened: Opened) -> JournalDecoder[Any]:
-        spec = pb.JournalSpec()
-        if opened.spec is not None:
-            spec.CopyFrom(opened.spec)
-        spec.name = opened.journal
-        return journal_decoder(call(message, spec), opened, sequenced=True)
-
-    return new_decoder
-
+LOOK_MIN_S = 0.001
+"""Least wait for such a look."""
 
 FULL_CHECK_COUNT = 100
 """Timers that fire between two looks at the fullness of the store."""
@@ -318,6 +148,7 @@ class MessageConsumer:
         self._batch: list[Envelope[Any]] = []
         self.rest: Iterator[Envelope[Any]] = iter(self._batch)
         self._first: Envelope[Any] | None = None
+        self._next_look = 0.0  # at write heads, in monotonic seconds
 
     def read(self, source: InputLike) -> None:
         """Consume from another input, and forget what is left of the last one."""
@@ -403,7 +234,7 @@ class MessageConsumer:
     def _consume_rest(self, deadline: float) -> Slice | None:
         """Consume what is left of a batch; return None if nothing is."""
         txn, now = self.txn, time.monotonic
-        is_plain = not (self._undoes or self.bad)
+        is_plain = not (self._undoes or self.bad or txn.times)
         handle = self.application.consume if is_plain else self._consume_or_leave_out
         envelope: Envelope[Any]
         try:
@@ -416,6 +247,10 @@ class MessageConsumer:
             return self.deferred(envelope)
         except LeftOutError:
             return Slice(more=True, closes=True)
+        except FullError:
+            return self.put_back()
+        except HookFailedError:
+            raise
         except BaseException as error:
             raise HandlerFailedError(envelope, error) from error
         return None
@@ -464,6 +299,8 @@ class MessageConsumer:
         checkpoint.ack_intents = dict(self.output.end())
         if self._has_timers:
             self.txn.timers.put()
+        if self.txn.times is not None:
+            checkpoint.times = self.txn.times.times
         self.on_step(CommitStep.CHECKPOINTED)
         return checkpoint
 
@@ -533,14 +370,19 @@ class MessageConsumer:
 
     # ----------------------------------------------------------------- timers
 
-    def restore_timers(self) -> None:
+    def restore_timers(self, times: Mapping[str, SourceTimes]) -> None:
         """Read the timers of the store, which was just restored.
+
+        Args:
+            times: of the sources, as the checkpoint has them.
 
         Raises:
             ConfigurationError: the store keeps no timers.
             ShardStoreError: the store failed.
         """
         self.txn.timers.restore()
+        if self.txn.times is not None:
+            self.txn.times.restore(times)
         self.wait_for_timers()
 
     def is_to_begin(self) -> bool:
@@ -554,9 +396,61 @@ class MessageConsumer:
 
     def wait_for_timers(self) -> float:
         """Tell the machine when the next timer is due; return the seconds until then."""
-        wait_s = self.txn.timers.wait_s(self._wall_clock())
+        now = self._wall_clock()
+        wait_s = min(self.txn.timers.wait_s(now), self._event_wait_s(now))
         self.machine.timer_at = time.monotonic() + wait_s
         return wait_s
+
+    @property
+    def next_timer_at(self) -> float:
+        """Time at which the next timer may be due, in Unix seconds; infinity for none.
+
+        Only while no transaction is open.
+        """
+        now, timers, times = self._wall_clock(), self.txn.timers, self.txn.times
+        due_us = None if times is None else timers.next_event_us
+        if due_us is None or times is None:
+            return timers.next_at
+        is_due = due_us <= times.watermark_us
+        return min(timers.next_at, now if is_due else times.quiet_at_us(due_us) / SECOND_US)
+
+    def _event_wait_s(self, now: float) -> float:
+        """Return the seconds until a timer of event time may be due: 0 if one is."""
+        times = self.txn.times
+        due_us = None if times is None else self.txn.timers.next_event_us
+        if due_us is None or times is None:
+            return math.inf
+        if due_us <= times.watermark_us:
+            return 0.0
+        quiet_s = times.quiet_at_us(due_us) / SECOND_US - now
+        # It is not due, as long as the write heads were not asked for.
+        return min(max(quiet_s, self._next_look - time.monotonic(), LOOK_MIN_S), CLOCK_CHECK_S)
+
+    def quiet_sources(self) -> Sequence[str]:
+        """Return the sources whose present is wanted, so that a timer of event time is due."""
+        times = self.txn.times
+        due_us = None if times is None else self.txn.timers.next_event_us
+        if due_us is None or times is None or due_us <= times.watermark_us:
+            return ()
+        is_early = times.quiet_at_us(due_us) > self._wall_clock() * SECOND_US
+        return () if is_early or time.monotonic() < self._next_look else times.quiet_sources(due_us)
+
+    async def look_at_heads(self, journals: Sequence[str]) -> None:
+        """Note the present of the sources that are read through to their write heads.
+
+        Raises:
+            GazetteError: no broker answered.
+        """
+        assert self.input is not None, "an input is opened first"
+        times = self.txn.times
+        assert times is not None, "only event time needs the present"
+        self._next_look = time.monotonic() + LOOK_PERIOD_S
+        for journal in journals:
+            now = self._wall_clock()
+            if await self.input.is_at_write_head(journal):
+                times.present(journal, round(now * SECOND_US))
+        if self.machine.current is Current.EMPTY:
+            self.wait_for_timers()
 
     def next_timer(self) -> Timer | None:
         """Return the next timer that the open transaction fires; None if there is none.
@@ -566,13 +460,59 @@ class MessageConsumer:
         """
         if self.machine.timer_at == math.inf or self.machine.current is Current.EMPTY:
             return None
-        timer = self.txn.timers.next_due()
+        txn = self.txn
+        timer = txn.timers.next_due()
+        if timer is None and txn.times is not None:
+            timer = txn.timers.next_of_event_time(txn.times.watermark_us)
         if timer is None:
             self.machine.timer_at = math.inf
-        else:
+        return self._firing(timer)
+
+    def next_event_timer(self) -> Timer | None:
+        """Return the next timer of event time that fires before a message; None for none.
+
+        Raises:
+            ShardStoreError: the store failed.
+        """
+        txn = self.txn
+        assert txn.times is not None, "an application with timers has event time"
+        txn.envelope = None
+        return self._firing(txn.timers.next_of_event_time(txn.times.watermark_us))
+
+    def check_full(self) -> None:
+        """Look if the transaction is full, after a timer of event time.
+
+        Raises:
+            FullError: it is.
+        """
+        if self.fired_count % FULL_CHECK_COUNT == 0 and self.is_full:
+            raise FullError
+
+    def _firing(self, timer: Timer | None) -> Timer | None:
+        if timer is not None:
             self._first = None  # the transaction is not empty
             self.fired_count += 1
         return timer
+
+    def reach(self, envelope: Envelope[Any]) -> None:
+        """Note that a message is to be consumed, in event time."""
+        if self.txn.times is not None:
+            _, clock, _ = parse_raw_uuid(envelope.raw_uuid)
+            # Without a UUID, as in tests, it is published when it is consumed.
+            published_us = (
+                unix_100ns_of_clock(clock) // 10 if clock else round(self._wall_clock() * SECOND_US)
+            )
+            self.txn.times.read(envelope.journal, published_us)
+
+    def event_us(self, envelope: Envelope[Any]) -> int:
+        """Return the event time of a message that is consumed, in microseconds since 1970.
+
+        Raises:
+            ValidationError: it is no time.
+            BaseException: that of the application's function.
+        """
+        times = self.txn.times
+        return 0 if times is None else times.event_us(envelope.journal, envelope.message)
 
     def timer_fired(self, deadline: float) -> Slice | None:
         """Return the end of a stretch after a timer; None if the next one may fire."""
@@ -616,6 +556,10 @@ class MessageConsumer:
         if envelope is self._first:
             error = RuntimeError("the transaction is empty, but its first message was deferred")
             raise HookFailedError("consume", error)
+        return self.put_back()
+
+    def put_back(self) -> Slice:
+        """Put a message back, as the first of the next transaction."""
         left = self.left_count + 1
         self.rest = iter(self._batch[len(self._batch) - left :])
         return Slice(more=True, closes=True)
@@ -649,15 +593,39 @@ class MessageConsumer:
         self.bad.publish_undecodable(self.txn)
 
     def _consume_or_leave_out(self, txn: Transaction[Any], message: Any) -> None:
-        """Consume a message, or leave a bad record out."""
+        """Fire timers of event time that are due, and consume a message or leave it out."""
+        envelope = txn.envelope
+        assert envelope is not None, "a message has an envelope"
+        if txn.times is not None:
+            self.reach(envelope)
+            self._fire_event_timers()
+            txn.envelope = envelope
         self.begin_record()
         try:
+            event_us = self.event_us(envelope)
             self.application.consume(txn, message)
             if self.bad.validates_each:
                 self.validate_state()
         except BaseException as error:
             if not self.undoes_record(error):
                 raise
+        else:
+            if txn.times is not None:
+                txn.times.consumed(envelope.journal, event_us)
+
+    def _fire_event_timers(self) -> None:
+        """Fire timers of event time that are due.
+
+        Raises:
+            FullError: some are left, which the next transaction fires.
+            HookFailedError: the hook ``on_timer`` raised.
+        """
+        while (timer := self.next_event_timer()) is not None:
+            try:
+                self.application.on_timer(self.txn, timer)
+            except BaseException as error:
+                raise timer_failed(timer, error) from error
+            self.check_full()
 
 
 def timer_failed(timer: Timer, error: BaseException) -> HookFailedError:
@@ -665,157 +633,9 @@ def timer_failed(timer: Timer, error: BaseException) -> HookFailedError:
     return HookFailedError(f"on_timer of {timer.key!r}", error)
 
 
+class FullError(Exception):
+    """Control flow: the transaction is full before a message, which is left to the next one."""
+
+
 class LeftOutError(Exception):
     """Control flow: a record that failed before was left out, and ends its transaction."""
-
-
-OnWorker = Callable[..., Awaitable[Any]]
-"""Function that calls another one on a worker thread."""
-
-LOOP_SLICE_S = 0.005
-"""Time for which messages are consumed before others get the event loop, in seconds."""
-
-
-class AsyncConsumer:
-    """Consumer of a shard's messages whose hooks are coroutine functions.
-
-    Messages are read, and transactions prepared, on a worker thread. A store of coroutine
-    functions is called on the event loop.
-
-    Args:
-        consumer: state and steps that both forms share.
-        on_worker: calls a function on a worker thread.
-    """
-
-    def __init__(self, consumer: MessageConsumer, on_worker: OnWorker) -> None:
-        self._consumer = consumer
-        self._on_worker = on_worker
-
-    async def turn(self) -> PreparedCommit | None:
-        """Do what the machine decides, once. See :meth:`MessageConsumer.turn`.
-
-        Raises:
-            HandlerFailedError: the handler raised for a message.
-            HookFailedError: another hook raised.
-            GazetteError: the input, the output or the store failed.
-        """
-        consumer = self._consumer
-        while True:
-            decision = consumer.machine.decide(time.monotonic())
-            if decision.action is Action.CONSUME:
-                assert decision.until is not None, "consuming has an end"
-                deadline = min(decision.until, time.monotonic() + LOOP_SLICE_S)
-                if consumer.note(await self.consume(deadline)):
-                    await asyncio.sleep(0)  # hooks that never wait would keep the event loop
-                    return None
-            elif decision.action is Action.START_COMMIT:
-                return await self.prepare()
-            else:
-                return None
-
-    async def consume(self, deadline: float) -> Slice:
-        """Consume messages that have arrived. See :meth:`MessageConsumer.consume`.
-
-        Raises:
-            HandlerFailedError: the handler raised for a message.
-            HookFailedError: the hook ``begin`` or ``on_timer`` raised.
-            GazetteError: the input or the store failed.
-        """
-        consumer = self._consumer
-        while True:
-            if consumer.is_to_begin():
-                await self._begin()
-                deadline = min(deadline, consumer.machine.max_at)
-            done = await self._fire_timers(deadline) or await self._consume_rest(deadline)
-            done = done or consumer.batch_end()
-            if done is not None:
-                return done
-            assert consumer.input is not None, "an input is opened first"
-            batch = await self._on_worker(consumer.input.poll)
-            if consumer.bad.has_undecodable:
-                if consumer.machine.current is Current.EMPTY:
-                    await self._begin()
-                consumer.txn.envelope = None
-                consumer.bad.publish_undecodable(consumer.txn)
-            if (done := consumer.taken(batch, deadline)) is not None:
-                return done
-
-    async def prepare(self) -> PreparedCommit:
-        """Finalize the transaction, and commit it locally. See :meth:`MessageConsumer.prepare`.
-
-        Raises:
-            HookFailedError: the hook ``finalize`` raised.
-            GazetteError: the output, the store or the recorder failed.
-        """
-        consumer = self._consumer
-        began = time.monotonic()
-        consumer.on_step(CommitStep.CONSUMED)
-        consumer.txn.envelope = None
-        await self._call_hook("finalize")
-        await self._on_worker(consumer.validate_state)
-        checkpoint = await self._on_worker(consumer.close_transaction)
-        changes = await self.call_store("start_commit", checkpoint)
-        prepared: PreparedCommit = await self._on_worker(consumer.record, checkpoint, changes)
-        consumer.preparing_s += time.monotonic() - began
-        return prepared
-
-    async def call_store(self, name: str, *arguments: object) -> Any:
-        """Call the store: on the loop where it is a coroutine function, else on a worker."""
-        function = getattr(self._consumer.txn.store, name)
-        if inspect.iscoroutinefunction(function):
-            return await acontained(function, *arguments)
-        return await self._on_worker(function, *arguments)
-
-    async def _fire_timers(self, deadline: float) -> Slice | None:
-        """Fire timers that are due; return None if none is left."""
-        consumer = self._consumer
-        while (timer := consumer.next_timer()) is not None:
-            try:
-                await consumer.application.on_timer(consumer.txn, timer)
-            except BaseException as error:
-                if is_cancellation(error):
-                    raise
-                raise timer_failed(timer, error) from error
-            if (done := consumer.timer_fired(deadline)) is not None:
-                return done
-        return None
-
-    async def _consume_rest(self, deadline: float) -> Slice | None:
-        """Consume what is left of a batch; None if nothing is."""
-        consumer = self._consumer
-        txn, handle = consumer.txn, consumer.application.consume
-        for envelope in consumer.rest:
-            txn.envelope = envelope
-            try:
-                consumer.begin_record()
-                await handle(txn, envelope.message)
-                if consumer.bad.validates_each:
-                    await self._on_worker(consumer.validate_state)
-            except DeferError:
-                return consumer.deferred(envelope)
-            except LeftOutError:
-                return Slice(more=True, closes=True)
-            except BaseException as error:
-                if is_cancellation(error):
-                    raise
-                if not consumer.undoes_record(error):
-                    raise HandlerFailedError(envelope, error) from error
-            if time.monotonic() >= deadline:
-                return Slice(more=True, closes=consumer.is_full)
-        return None
-
-    async def _begin(self) -> None:
-        self._consumer.begin()
-        await self.call_store("begin")
-        await self._call_hook("begin")
-        self._consumer.machine.consumed(time.monotonic())
-
-    async def _call_hook(self, name: str) -> None:
-        try:
-            called = getattr(self._consumer.application, name)(self._consumer.txn)
-            if called is not None:  # the base's hook is no coroutine function
-                await called
-        except BaseException as error:
-            if is_cancellation(error):
-                raise
-            raise HookFailedError(name, error) from error

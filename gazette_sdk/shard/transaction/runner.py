@@ -29,17 +29,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from gazette_sdk.errors import ClosedError, ConfigurationError, UnreadableStateError
+from gazette_sdk.errors import (
+    ClosedError,
+    ConfigurationError,
+    GazetteError,
+    UnreadableStateError,
+)
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.stores.base import TimerStore
-from gazette_sdk.shard.transaction.consume import (
-    AsyncConsumer,
-    Counts,
-    MessageConsumer,
-    OnStep,
-    PreparedCommit,
-)
+from gazette_sdk.shard.transaction.async_consume import AsyncConsumer
+from gazette_sdk.shard.transaction.consume import Counts, MessageConsumer, OnStep, PreparedCommit
+from gazette_sdk.shard.transaction.event_time import EventTime
 from gazette_sdk.shard.transaction.failure import BadRecords, HandlerFailedError, HookFailedError
 from gazette_sdk.shard.transaction.machine import (
     Action,
@@ -148,6 +149,9 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+LOOK_TIMEOUT_S = 1.0
+"""Bound of asking for the write heads of a shard's sources."""
+
 
 @dataclass(slots=True)
 class PriorTransaction:
@@ -255,6 +259,13 @@ class Runner:
         self._metrics = ShardMetrics(shard.full_name, self._lag_bytes)
         self._bad = BadRecords(application.on_error, shard.id)
         self._txn: Transaction[Any] = Transaction(shard, store, output)
+        if application.has_timers:
+            self._txn.times = EventTime(
+                shard.journals,
+                application.event_time,
+                lateness_s=application.lateness_s,
+                idle_s=application.idle_s,
+            )
         self._consumer = MessageConsumer(
             application,
             self._txn,
@@ -286,7 +297,7 @@ class Runner:
         """
         checkpoint: Checkpoint = await self._async.call_store("restore")
         if self._application.has_timers:
-            await self._on_worker(self._consumer.restore_timers)
+            await self._on_worker(self._consumer.restore_timers, checkpoint.times)
         elif self._restored is None and await self._on_worker(_has_timers, self.store):
             _log.warning(
                 "the store of %s has timers, and %s no function for them: they wait until it has",
@@ -328,8 +339,11 @@ class Runner:
 
     @property
     def next_timer_at(self) -> float:
-        """Time of the next timer, in Unix seconds; infinity for none. While :attr:`is_idle`."""
-        return self._txn.timers.next_at
+        """Time at which the next timer may be due, in Unix seconds; infinity for none.
+
+        While :attr:`is_idle`.
+        """
+        return self._consumer.next_timer_at
 
     def look_at_clock(self) -> None:
         """Look for timers that are due, as the wall clock was set, while :attr:`is_idle`."""
@@ -356,6 +370,7 @@ class Runner:
         """Take in what has happened, and do what the machine decides."""
         await self._take_prior()
         self._take_arrival()
+        await self._look_at_heads()
         decision = self.machine.decide(time.monotonic())
         if decision.action in {Action.CONSUME, Action.START_COMMIT}:
             await self._consume()
@@ -369,6 +384,17 @@ class Runner:
         else:
             assert self.machine.failure is not None, "a failure was reported"
             raise self.machine.failure
+
+    async def _look_at_heads(self) -> None:
+        """Ask for the write heads of quiet sources, where a timer of event time waits for them."""
+        quiet = self._consumer.quiet_sources()
+        if not quiet:
+            return
+        try:
+            async with asyncio.timeout(LOOK_TIMEOUT_S):
+                await self._consumer.look_at_heads(quiet)
+        except (GazetteError, TimeoutError) as error:
+            _log.debug("the write heads of shard %s are not known: %s", self._shard.id, error)
 
     # ---------------------------------------------------------- consume, commit
 

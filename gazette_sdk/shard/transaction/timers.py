@@ -4,20 +4,21 @@ A timer is state. It is set, moved, cancelled and fired within transactions, and
 recovered with the store, so that what it changes is committed exactly once. Those that are overdue
 after a fail-over fire at once, in the order of their times, then of their keys.
 
-A transaction fires the timers that were due when it began, before its messages. A timer that it
-sets fires in a later transaction. So each transaction ends, also where a timer always sets itself.
+Timers of *processing time* fire by the wall clock: a transaction fires those that were due when it
+began, before its messages, and one that it sets fires in a later transaction. So each transaction
+ends, also where a timer always sets itself. Timers of *event time* fire by the watermark
+(`event_time`), before the next message, wherever transactions end.
 
-Of a store's timers only the nearest are in memory, all up to a time: the *window*. What the open
-transaction changes is beside it, and joins it when the transaction has been committed locally.
+Of a store's timers only the nearest of each clock are in memory, all up to a time: the *window*.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from gazette_sdk.errors import ConfigurationError, ValidationError
 from gazette_sdk.shard.stores.base import (
@@ -27,22 +28,26 @@ from gazette_sdk.shard.stores.base import (
     TimerStore,
 )
 from gazette_sdk.shard.stores.codec import any_key
+from gazette_sdk.shard.transaction.event_time import SECOND_US, TIME_END_S, microseconds
 
 WINDOW_COUNT = 1024
-"""Timers that are read from the store at once; twice as many are in memory at most."""
+"""Timers that are read from the store at once; twice as many of a clock are in memory at most."""
 
 CLOCK_CHECK_S = 60.0
 """Bound of a wait for a timer: after it, a wall clock that was set is noticed."""
 
-TIME_END_S = 253_402_300_800.0
-"""First time of the year 10,000, in Unix seconds: timers are before it."""
+EVENT_US = 1 << 62
+"""Added to times of the event clock in a store, which so keeps them after all other ones."""
 
-SECOND_US = 1_000_000
+_EVENT_TAG = b"\x05"
+"""First byte of keys of the event clock; other keys have none such."""
 
 _MISSING: Any = object()
 
 TimerKey: TypeAlias = str | bytes | int | tuple[str | bytes | int, ...]
 """Key of a timer: there is one timer for each."""
+
+ClockName: TypeAlias = Literal["processing", "event"]
 
 
 class Timer(NamedTuple):
@@ -51,10 +56,89 @@ class Timer(NamedTuple):
     Attributes:
         key: its key, as it was set.
         at: the time for which it was set, in Unix seconds, exact to a microsecond.
+        clock: ``"processing"``, or ``"event"``.
     """
 
     key: Any
     at: float
+    clock: ClockName = "processing"
+
+
+class _Window:
+    """Nearest timers of one clock: all up to a time.
+
+    Args:
+        first: least time of the clock in the store.
+        changes: changes of the open transaction, of all clocks. Timers that it has set are added
+            by :meth:`put`, when they may fire.
+        has_open: the timers that the open transaction has set may fire in it.
+    """
+
+    def __init__(self, first: int, changes: Mapping[bytes, int | None], *, has_open: bool) -> None:
+        self._first = first
+        self._changes = changes
+        self._has_open = has_open
+        self._store: TimerStore | None = None
+        # Rows by key, and in order; the latter may have rows that are no more in the window.
+        self._rows: dict[bytes, int] = {}
+        self._heap: list[TimerRow] = []
+        self._end: TimerRow | None = None  # the window has all rows up to it; None: all there are
+
+    def open(self, store: TimerStore) -> None:
+        """Read the nearest timers of a store that was just restored."""
+        self._store = store
+        self._read(TimerRow(self._first, b""))
+
+    def put(self, key: bytes, due_us: int) -> None:
+        """Add a timer, if it is near."""
+        row = TimerRow(due_us, key)
+        if self._end is not None and row > self._end:
+            return
+        self._rows[key] = due_us
+        heapq.heappush(self._heap, row)
+        if len(self._rows) > 2 * WINDOW_COUNT:
+            self._heap = heapq.nsmallest(WINDOW_COUNT, map(_row, self._rows.items()))
+            self._end = self._heap[-1]
+            self._rows = {key: due_us for due_us, key in self._heap}
+        elif len(self._heap) > 4 * WINDOW_COUNT:
+            self._heap = sorted(map(_row, self._rows.items()))
+
+    def remove(self, key: bytes) -> int | None:
+        """Remove a timer, and return its time; None if it is not in the window."""
+        return self._rows.pop(key, None)
+
+    def nearest(self) -> TimerRow | None:
+        """Return the nearest timer; None if there is none.
+
+        Raises:
+            ShardStoreError: the store failed.
+        """
+        while True:
+            while self._heap:
+                row = self._heap[0]
+                if self._rows.get(row.key) == row.due_us:
+                    return row
+                heapq.heappop(self._heap)  # it was changed
+            if self._end is None:
+                return None
+            self._read(self._end)
+
+    def _read(self, after: TimerRow) -> None:
+        """Read the timers after a row as the window."""
+        if self._store is None:
+            return
+        found = self._store.timers_after(after, WINDOW_COUNT)
+        found = [row for row in found if row.due_us - self._first < EVENT_US]
+        self._end = end = found[-1] if len(found) == WINDOW_COUNT else None
+        rows = [row for row in found if row.key not in self._changes]
+        if self._has_open:
+            rows += [
+                row
+                for row in map(_row, self._changes.items())
+                if after < row and (end is None or row <= end)
+            ]
+        self._rows = {key: due_us for due_us, key in rows}
+        self._heap = sorted(rows)
 
 
 class Timers:
@@ -76,68 +160,77 @@ class Timers:
         # By key: what the changes and the window had before the record that is consumed; None if
         # that is not noted.
         self._former: dict[bytes, tuple[Any, int | None]] | None = None
-        # The window: all timers of the store up to `_end` (None: all there are) that the open
-        # transaction has not changed. The heap may have rows that are no more in it.
-        self._window: dict[bytes, int] = {}
-        self._heap: list[TimerRow] = []
-        self._end: TimerRow | None = None
+        self._processing = _Window(0, self._changes, has_open=False)
+        self._event = _Window(EVENT_US, self._changes, has_open=True)
 
     # ------------------------------------------------------------------- hooks
 
     def set(
-        self, key: TimerKey, *, after_s: float | None = None, at: float | datetime | None = None
+        self,
+        key: TimerKey,
+        *,
+        after_s: float | None = None,
+        at: float | datetime | None = None,
+        clock: ClockName = "processing",
     ) -> None:
-        """Set a timer, or move the one of this key.
+        """Set a timer, or move the one of this key and clock.
 
         Args:
             key: str, bytes, int, or a tuple of them; ``on_timer`` gets it.
-            after_s: seconds from ``txn.now``, 0 or more.
+            after_s: seconds from ``txn.now``, 0 or more; of processing time only.
             at: instead, the time: in Unix seconds, or with a time zone. A time that has passed is
-                due at once, in the next transaction.
+                due at once: in the next transaction, or, of event time, before the next message.
+            clock: ``"processing"``, or ``"event"``.
 
         Raises:
-            ValidationError: the key or the time cannot be used.
-            ConfigurationError: the application has no function for timers.
+            ValidationError: the key, the time or the clock cannot be used.
+            ConfigurationError: the application has no function for timers, or no event time.
             ClosedError: no transaction is open.
         """
         if (after_s is None) == (at is None):
             raise ValidationError("a timer has one time; pass after_s=, or at=")
-        due_us = self._now_us + _microseconds(after_s) if at is None else _microseconds(at)
+        if at is not None:
+            due_us = microseconds(at, _TIME)
+        elif clock == "event":
+            raise ValidationError("a timer of event time has no after_s=; pass at=")
+        else:
+            due_us = self._now_us + microseconds(after_s, _TIME)
         if due_us >= TIME_END_S * SECOND_US:
             raise ValidationError("a timer is set for the year 10,000 or later; use seconds")
-        self._change(key, due_us)
+        self._change(key, clock, due_us)
 
-    def cancel(self, key: TimerKey) -> None:
-        """Remove the timer of a key, if there is one.
+    def cancel(self, key: TimerKey, *, clock: ClockName = "processing") -> None:
+        """Remove the timer of a key and clock, if there is one.
 
         Raises:
-            ValidationError: the key cannot be used.
-            ConfigurationError: the application has no function for timers.
+            ValidationError: the key or the clock cannot be used.
+            ConfigurationError: the application has no function for timers, or no event time.
             ClosedError: no transaction is open.
         """
-        self._change(key, None)
+        self._change(key, clock, None)
 
-    def _change(self, key: TimerKey, due_us: int | None) -> None:
+    def _change(self, key: TimerKey, clock: ClockName, due_us: int | None) -> None:
         self._check_open()
         if self._rows is None:
             raise ConfigurationError(
                 "the application has no function for timers; decorate one with"
                 " `@APPLICATION.timer`, or define `on_timer`"
             )
-        try:
-            encoded = any_key.encode(key)
-        except (TypeError, OverflowError, UnicodeError) as error:
-            raise ValidationError(f"{key!r} cannot be the key of a timer: {error}") from error
-        if len(encoded) > TIMER_KEY_BYTES_MAX:
-            raise ValidationError(
-                f"the key of a timer has {len(encoded)} bytes; use one of at most"
-                f" {TIMER_KEY_BYTES_MAX} bytes"
-            )
+        encoded = _encode(key)
+        if clock == "event":
+            encoded = _EVENT_TAG + encoded
+            due_us = None if due_us is None else due_us + EVENT_US
+        elif clock != "processing":
+            raise ValidationError(f"clock={clock!r} of a timer; use 'processing' or 'event'")
+        window = self._window_of(encoded)
         if self._former is not None:
-            former = self._changes.get(encoded, _MISSING), self._window.get(encoded)
+            former = self._changes.get(encoded, _MISSING), window.remove(encoded)
             self._former.setdefault(encoded, former)
-        self._window.pop(encoded, None)
+        else:
+            window.remove(encoded)
         self._changes[encoded] = due_us
+        if window is self._event and due_us is not None:
+            window.put(encoded, due_us)
 
     # ---------------------------------------------------------------- consumer
 
@@ -163,7 +256,8 @@ class Timers:
         self._rows = store
         self._changes.clear()
         self._former = None
-        self._read(None)
+        for window in (self._processing, self._event):
+            window.open(store)
 
     def begin(self, now: float) -> None:
         """Begin a transaction, which fires what is due by now.
@@ -179,12 +273,28 @@ class Timers:
         Raises:
             ShardStoreError: the store failed.
         """
-        row = self._nearest()
-        if row is None or row.due_us > self._now_us:
+        return self._take(self._processing, self._now_us)
+
+    def next_of_event_time(self, watermark_us: int) -> Timer | None:
+        """Return the next timer of event time that is due, and remove it.
+
+        Args:
+            watermark_us: the shard's watermark, in microseconds since 1970.
+
+        Raises:
+            ShardStoreError: the store failed.
+        """
+        return self._take(self._event, watermark_us + EVENT_US)
+
+    def _take(self, window: _Window, now_us: int) -> Timer | None:
+        row = window.nearest()
+        if row is None or row.due_us > now_us:
             return None
-        heapq.heappop(self._heap)
-        del self._window[row.key]
+        window.remove(row.key)
         self._changes[row.key] = None
+        if window is self._event:
+            at = (row.due_us - EVENT_US) / SECOND_US
+            return Timer(any_key.decode(row.key[1:]), at, "event")
         return Timer(any_key.decode(row.key), row.due_us / SECOND_US)
 
     def begin_record(self) -> None:
@@ -194,12 +304,14 @@ class Timers:
     def undo_record(self) -> None:
         """Undo the changes since the last ``begin_record``."""
         for key, (change, due_us) in (self._former or {}).items():
+            window = self._window_of(key)
+            window.remove(key)
+            if due_us is not None:
+                window.put(key, due_us)
             if change is _MISSING:
                 del self._changes[key]
             else:
                 self._changes[key] = change
-            if due_us is not None:
-                self._window[key] = due_us
         self._former = {}
 
     def put(self) -> None:
@@ -214,20 +326,11 @@ class Timers:
 
     def committed(self) -> None:
         """Note that the store has committed the changes."""
-        changes, self._changes = self._changes, {}
         self._former = None
-        window, heap, end = self._window, self._heap, self._end
-        for key, due_us in changes.items():
-            if due_us is not None and (end is None or (due_us, key) <= end):
-                window[key] = due_us
-                heapq.heappush(heap, TimerRow(due_us, key))
-        if len(window) > 2 * WINDOW_COUNT:
-            rows = (TimerRow(due_us, key) for key, due_us in window.items())
-            self._heap = heapq.nsmallest(WINDOW_COUNT, rows)
-            self._end = self._heap[-1]
-            self._window = {key: due_us for due_us, key in self._heap}
-        elif len(heap) > 4 * WINDOW_COUNT:
-            self._heap = sorted(TimerRow(due_us, key) for key, due_us in window.items())
+        for key, due_us in self._changes.items():
+            if due_us is not None and due_us < EVENT_US:
+                self._processing.put(key, due_us)
+        self._changes.clear()
 
     @property
     def next_at(self) -> float:
@@ -238,8 +341,18 @@ class Timers:
         Raises:
             ShardStoreError: the store failed.
         """
-        row = self._nearest()
+        row = self._processing.nearest()
         return math.inf if row is None else row.due_us / SECOND_US
+
+    @property
+    def next_event_us(self) -> int | None:
+        """Time of the next timer of event time, in microseconds since 1970; None for none.
+
+        Raises:
+            ShardStoreError: the store failed.
+        """
+        row = self._event.nearest()
+        return None if row is None else row.due_us - EVENT_US
 
     def wait_s(self, now: float) -> float:
         """Return the seconds until the next timer is due: 0 if one is, infinity if there is none.
@@ -252,49 +365,37 @@ class Timers:
         Raises:
             ShardStoreError: the store failed.
         """
-        row = self._nearest()
+        row = self._processing.nearest()
         if row is None:
             return math.inf
         wait_us = row.due_us - round(now * SECOND_US)
         return min(max(0.0, wait_us / SECOND_US), CLOCK_CHECK_S)
 
-    def _nearest(self) -> TimerRow | None:
-        """Return the nearest timer that the open transaction has not changed."""
-        while True:
-            while self._heap:
-                row = self._heap[0]
-                if self._window.get(row.key) == row.due_us:
-                    return row
-                heapq.heappop(self._heap)  # it was changed
-            if self._end is None:
-                return None
-            self._read(self._end)
-
-    def _read(self, after: TimerRow | None) -> None:
-        """Read the next timers of the store as the window."""
-        if self._rows is None:
-            return
-        rows = self._rows.timers_after(after, WINDOW_COUNT)
-        self._end = rows[-1] if len(rows) == WINDOW_COUNT else None
-        self._heap = [row for row in rows if row.key not in self._changes]
-        self._window = {key: due_us for due_us, key in self._heap}
+    def _window_of(self, key: bytes) -> _Window:
+        return self._event if key.startswith(_EVENT_TAG) else self._processing
 
 
-def _microseconds(seconds: object) -> int:
-    """Return seconds, or those of a datetime since 1970, in microseconds.
+_TIME = "a timer's time"
+
+
+def _row(item: tuple[bytes, int | None]) -> TimerRow:
+    key, due_us = item
+    return TimerRow(-1 if due_us is None else due_us, key)
+
+
+def _encode(key: TimerKey) -> bytes:
+    """Return a key as bytes.
 
     Raises:
-        ValidationError: they are no time, or no time of a timer.
+        ValidationError: it cannot be the key of a timer.
     """
-    if isinstance(seconds, datetime) and seconds.tzinfo is not None:
-        seconds = seconds.timestamp()
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+    try:
+        encoded = any_key.encode(key)
+    except (TypeError, OverflowError, UnicodeError) as error:
+        raise ValidationError(f"{key!r} cannot be the key of a timer: {error}") from error
+    if len(encoded) >= TIMER_KEY_BYTES_MAX:
         raise ValidationError(
-            f"a timer's time is {seconds!r}; use seconds, or a datetime with a time zone"
+            f"the key of a timer has {len(encoded)} bytes; use one of less than"
+            f" {TIMER_KEY_BYTES_MAX} bytes"
         )
-    if not 0 <= seconds < TIME_END_S:  # NaN, too
-        raise ValidationError(
-            f"a timer's time is {seconds!r} seconds; use 0 or more, and a time before the year"
-            " 10,000"
-        )
-    return round(seconds * SECOND_US)
+    return encoded

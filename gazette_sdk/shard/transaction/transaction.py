@@ -32,6 +32,7 @@ from gazette_sdk.message.sender import Producer, Sender, Sequences
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import values_of
 from gazette_sdk.protocol.names import strip_meta
+from gazette_sdk.shard.transaction.event_time import SECOND_US, EventTime
 from gazette_sdk.shard.transaction.timers import Timers
 from gazette_sdk.transport.append.appender import JournalAppender
 from gazette_sdk.transport.append.queue import AnyFuture, PendingAppend
@@ -157,6 +158,15 @@ class InputLike(Protocol):
 
     def checkpoint(self, left: int) -> Checkpoint:
         """Return the position, without the last ``left`` messages of the last batch."""
+
+    async def is_at_write_head(self, journal: str) -> bool:
+        """Return True if a source is read through to its write head, which a broker is asked for.
+
+        And no transaction of it is open. On the event loop, between two calls of :meth:`poll`.
+
+        Raises:
+            GazetteError: no broker answered.
+        """
 
     def passed(self) -> Mapping[str, int]:
         """Return the offsets that were read through, by journal."""
@@ -286,9 +296,20 @@ class Transaction(Generic[S]):
         now: time at which it began, in Unix seconds: the same in all of its hooks.
         timers: timers of the shard, see :meth:`Timers.set
             <gazette_sdk.shard.transaction.timers.Timers.set>` and ``cancel``.
+        times: watermarks of the sources; None of an application without timers.
     """
 
-    __slots__ = ("_output", "_touched", "envelope", "is_open", "now", "shard", "store", "timers")
+    __slots__ = (
+        "_output",
+        "_touched",
+        "envelope",
+        "is_open",
+        "now",
+        "shard",
+        "store",
+        "timers",
+        "times",
+    )
 
     def __init__(self, shard: Shard, store: S, output: OutputLike) -> None:
         self.shard = shard
@@ -297,6 +318,7 @@ class Transaction(Generic[S]):
         self.is_open = False
         self.now = 0.0
         self.timers = Timers(store, self._check_open)
+        self.times: EventTime | None = None
         self._output = output
         self._touched: Envelope[Any] | None = None  # the last message that published something
 
@@ -350,6 +372,12 @@ class Transaction(Generic[S]):
         self._check_open()
         self._touched = self.envelope
         self._output.append(journal, content)
+
+    @property
+    def watermark(self) -> float | None:
+        """Event time before which no message is expected, in Unix seconds; None if unknown."""
+        watermark_us = 0 if self.times is None else self.times.watermark_us
+        return watermark_us / SECOND_US if watermark_us else None
 
     @property
     def has_published(self) -> bool:

@@ -23,7 +23,7 @@ from gazette_sdk.framing import Framing
 from gazette_sdk.message import delivery
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.uuid import ACK_TXN
-from gazette_sdk.shard.transaction.consume import Input
+from gazette_sdk.shard.transaction.input import Input
 from gazette_sdk.transport.loop import run
 from support.written_messages import History, crafted, served
 

@@ -22,7 +22,7 @@ from gazette_sdk.message import mapping
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.uuid import ACK_TXN, CONTINUE_TXN
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.shard.transaction.consume import Input
+from gazette_sdk.shard.transaction.input import Input
 from gazette_sdk.shard.transaction.transaction import Output
 from gazette_sdk.transport.append.queue import DependencyFailedError
 from gazette_sdk.transport.loop import run

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gazette_sdk import shard
+from gazette_sdk import mapping, shard
 from gazette_sdk.errors import ClosedError, ConfigurationError, ValidationError
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.shard.stores.codec import any_key
+from gazette_sdk.shard.transaction import consume as consume_module
 from gazette_sdk.shard.transaction import timers as timers_module
 from gazette_sdk.shard.transaction.consume import MessageConsumer
-from gazette_sdk.shard.transaction.failure import BadRecords, HookFailedError
+from gazette_sdk.shard.transaction.failure import BadRecords, HandlerFailedError, HookFailedError
 from gazette_sdk.shard.transaction.machine import TransactionMachine
 from gazette_sdk.shard.transaction.timers import Timer, Timers
 from gazette_sdk.shard.transaction.transaction import Transaction
@@ -149,13 +152,13 @@ def test_many_timers_need_memory_for_the_nearest_only(new_store):
     for number in range(3 * most):
         timers.set(number, after_s=number % 100 + 1)
     commit(store, timers)
-    assert len(timers._window) <= most
+    assert len(timers._processing._rows) <= most
     fired = []
     for second in range(1, 101):
         fired += begin(store, timers, NOW + second)
         commit(store, timers)
-        assert len(timers._window) <= most
-        assert len(timers._heap) <= 2 * most
+        assert len(timers._processing._rows) <= most
+        assert len(timers._processing._heap) <= 2 * most
     assert sorted(timer.key for timer in fired) == list(range(3 * most))
     assert [timer.at for timer in fired] == sorted(timer.at for timer in fired)
 
@@ -168,7 +171,7 @@ def test_a_timer_that_is_moved_with_each_message_costs_no_memory(new_store):
         for key in range(30):
             timers.set(key, after_s=1 + number)
         commit(store, timers)
-    assert len(timers._heap) <= 4 * timers_module.WINDOW_COUNT
+    assert len(timers._processing._heap) <= 4 * timers_module.WINDOW_COUNT
     assert timers._former is None
     assert begin(store, timers, NOW + 199) == []
     commit(store, timers)
@@ -295,7 +298,7 @@ def test_a_message_may_be_deferred_after_a_timer(tmp_path):
         bad=BadRecords("fail"),
         on_step=lambda _step: None,
     )
-    consumer.restore_timers()
+    consumer.restore_timers({})
     consumer.read(MemoryInput([7], Checkpoint()))
     machine.available = True
     prepared = consumer.turn()
@@ -437,3 +440,127 @@ def test_the_document_of_timers_is_as_the_docs_say(tmp_path):
     begin(store, timers, NOW)
     commit(store, timers)
     assert len((tmp_path / "state.json").read_text().splitlines()) == 3
+
+
+# ----------------------------------------------------------------- event time
+
+
+@dataclass
+class Ride:
+    zone: str
+    at: float
+    journal: str = ""
+
+
+def per_minute(store=shard.JsonStore, **options):
+    """An application that counts rides by zone and minute, when event time has passed it."""
+
+    @shard.handler(
+        message=Ride, store=store, name="minutes", event_time=attrgetter("at"), **options
+    )
+    def minutes(txn: shard.Transaction, ride: Ride) -> None:
+        begin = int(ride.at // 60) * 60
+        key = f"{ride.zone}/{begin - int(NOW)}"
+        txn.store[key] = txn.store.get(key, 0) + 1
+        txn.timers.set((ride.zone, begin), at=begin + 60, clock="event")
+
+    @minutes.timer
+    def closed(txn: shard.Transaction, timer: shard.Timer) -> None:
+        assert timer.clock == "event"
+        assert txn.watermark >= timer.at
+        zone, begin = timer.key
+        key = f"{zone}/{begin - int(NOW)}"
+        txn.publish([key, txn.store[key]], mapping=mapping.direct("out/part-000"))
+        del txn.store[key]
+
+    return minutes
+
+
+START = NOW - NOW % 60 + 60
+"""Begin of a minute."""
+
+
+def rides(*seconds, zone="a"):
+    return [Ride(zone, START + each) for each in seconds]
+
+
+def test_a_timer_of_event_time_fires_before_the_message_after_its_time():
+    messages = rides(0, 59, 30, 60, 61, 130)
+    run = run_handler(per_minute(idle_s=None), messages, now=START)
+    first = int(START - NOW)
+    assert run.published == [[f"a/{first}", 3], [f"a/{first + 60}", 2]]
+    assert run.state == {f"a/{first + 120}": 1}
+
+
+@pytest.mark.parametrize("batch_count", [1, 2, 100])
+def test_it_fires_at_the_same_place_wherever_batches_end(batch_count):
+    messages = rides(*range(0, 600, 7), zone="a") + rides(*range(600, 900, 11), zone="b")
+    run = run_handler(per_minute(idle_s=None), messages, now=START, batch_count=batch_count)
+    assert run.published == run_handler(per_minute(idle_s=None), messages, now=START).published
+    assert len(run.published) == 14
+
+
+def test_a_quiet_stream_closes_its_minutes():
+    first = int(START - NOW)
+    messages = [*rides(5), Advance(START + 69)]
+    assert run_handler(per_minute(), messages, now=START + 5).published == []
+    messages = [*rides(5), Advance(START + 70)]
+    assert run_handler(per_minute(), messages, now=START + 5).published == [[f"a/{first}", 1]]
+    late = [*rides(5), Advance(START + 74)]
+    assert run_handler(per_minute(lateness_s=5), late, now=START + 5).published == []
+    late = [*rides(5), Advance(START + 75)]
+    assert len(run_handler(per_minute(lateness_s=5), late, now=START + 5).published) == 1
+    assert run_handler(per_minute(idle_s=None), late, now=START + 5).published == []
+
+
+def test_coroutine_functions_have_event_time_too():
+    @shard.handler(message=Ride, store=shard.JsonStore, name="a", event_time=attrgetter("at"))
+    async def later(txn: shard.Transaction, ride: Ride) -> None:
+        txn.timers.set(ride.zone, at=ride.at + 10, clock="event")
+
+    @later.timer
+    async def fired(txn: shard.Transaction, timer: shard.Timer) -> None:
+        txn.store.state.setdefault("fired", []).append([timer.key, txn.watermark - START])
+
+    messages = [*rides(0), *rides(5, zone="b"), *rides(12, zone="c"), Advance(START + 100)]
+    run = run_handler(later, messages, now=START)
+    assert run.state == {"fired": [["a", 12.0], ["b", 15.0], ["c", 22.0]]}
+
+
+def test_a_message_without_event_time_is_a_bad_record():
+    made = per_minute(on_error="skip", idle_s=None)
+    run = run_handler(made, [*rides(1), Ride("a", None), *rides(61)], now=START)
+    assert [count for _, count in run.published] == [1]
+    with pytest.raises(HandlerFailedError, match="the event time of a message is None"):
+        run_handler(per_minute(), [Ride("a", None)], now=START)
+
+
+@pytest.mark.parametrize("store", [shard.RocksStore[str, int], shard.JsonStore[dict[str, int]]])
+def test_many_timers_of_event_time_fire_within_transactions_that_are_not_too_large(
+    store, monkeypatch
+):
+    monkeypatch.setattr(timers_module, "UNCOMMITTED_PUTS_MAX", 300)
+    monkeypatch.setattr(consume_module, "FULL_CHECK_COUNT", 10)
+    first = int(START - NOW)
+    messages = [ride for zone in range(1000) for ride in rides(0, zone=str(zone))]
+    run = run_handler(per_minute(store, idle_s=None), [*messages, *rides(60)], now=START)
+    assert sorted(run.published) == sorted([f"{zone}/{first}", 1] for zone in range(1000))
+    assert run.state == {f"a/{first + 60}": 1}
+
+
+def test_timers_of_both_clocks_with_one_key_are_two():
+    @shard.handler(message=Ride, store=shard.JsonStore, name="both", event_time=attrgetter("at"))
+    def both(txn: shard.Transaction, ride: Ride) -> None:
+        txn.timers.set("key", at=START + 50, clock="event")
+        txn.timers.set("key", at=START + 50)
+        if ride.zone == "cancel":
+            txn.timers.cancel("key", clock="event")
+
+    @both.timer
+    def fired(txn: shard.Transaction, timer: shard.Timer) -> None:
+        txn.store.state.setdefault(timer.clock, []).append(timer.at - START)
+
+    run = run_handler(both, [*rides(0), Advance(START + 1000)], now=START)
+    assert run.state == {"processing": [50.0], "event": [50.0]}
+    run = run_handler(both, [*rides(0, zone="cancel"), Advance(START + 1000)], now=START)
+    assert run.state == {"processing": [50.0]}

@@ -1,0 +1,199 @@
+"""Input of a shard: the committed messages of its sources, from a checkpoint on.
+
+Content is fetched ahead on the event loop. A worker thread takes what has arrived, and cuts,
+decodes and sequences it in the same call: one list of messages at a time. Between two lists, and
+within one, :meth:`Input.checkpoint` has exactly which messages are processed (message section 13.5,
+shard section 7).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gazette_sdk.errors import ConfigurationError, GazetteError
+from gazette_sdk.message.batch_reader import BatchReader, JournalDecoder, journal_decoder
+from gazette_sdk.message.checkpoint import Checkpoint
+from gazette_sdk.message.delivery import HORIZON_S, RING_BYTES_MAX, ListDelivery
+from gazette_sdk.message.envelope import Envelope
+from gazette_sdk.message.fetcher import Opened, Plan
+from gazette_sdk.message.sequencer import RING_SIZE, Sequencer
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.names import strip_meta, validate_journal
+from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.journal_reader import read_metadata
+from gazette_sdk.user_code import call
+
+MessageType = Callable[[pb.JournalSpec], type]
+"""Function that returns the class of a journal's messages. It may look at the journal's labels."""
+
+
+class Input:
+    """Committed messages of several journals. Made on the event loop that fetches them.
+
+    One thread or coroutine uses it at a time. A source that does not exist, or is deleted, is an
+    error of :meth:`poll`.
+
+    Args:
+        transport: how to reach the journals.
+        sources: by journal, the least offset to read. A name may have metadata, which envelopes
+            and checkpoints keep.
+        checkpoint: position to continue from; it is not changed.
+        message: returns the class of a journal's messages, whose name has the metadata.
+        acknowledgements: return acknowledgements of committed messages, too.
+        ring_size: number of messages of open transactions that are kept in memory.
+        follows: read on at the write heads; else reading ends there.
+
+    Attributes:
+        on_undecodable: called by :meth:`poll` with the error of content that is no message, once
+            all messages before it are processed: it is passed over. None: `poll` raises the error.
+
+    Raises:
+        ConfigurationError: there is no source.
+        ValidationError: a name is malformed.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        sources: Mapping[str, int],
+        checkpoint: Checkpoint,
+        message: MessageType,
+        *,
+        acknowledgements: bool = False,
+        ring_size: int = RING_SIZE,
+        follows: bool = True,
+    ) -> None:
+        if not sources:
+            raise ConfigurationError(
+                "a shard without sources reads nothing: name journals in its spec"
+            )
+        for journal in sources:
+            validate_journal(journal)
+        self._transport = transport
+        offsets = {
+            journal: max(least, checkpoint.offsets.get(journal, 0))
+            for journal, least in sources.items()
+        }
+        plan = Plan(
+            selector=None,
+            names=tuple(sources),
+            text=", ".join(sources),
+            block=follows,
+            begin=0,
+            offsets=offsets,
+            end_offsets={},
+            revisions=checkpoint.create_revisions,
+            is_fixed=True,
+        )
+        restored = dataclasses.replace(checkpoint, offsets={**checkpoint.offsets, **offsets})
+        sequencer = Sequencer[Envelope[Any]](
+            ring_size, ring_bytes_max=RING_BYTES_MAX, checkpoint=restored
+        )
+        self.on_undecodable: Callable[[GazetteError], object] | None = None
+        self._has_passed_over = False
+        self._delivery = ListDelivery(sequencer, acknowledgements=acknowledgements)
+        self._reader: BatchReader[Envelope[Any]] = BatchReader(
+            plan,
+            transport,
+            _decoders(message),
+            self._delivery,
+            on_error=self._pass_over,
+            returns_after_errors=True,
+        )
+        self._reader.begin()
+
+    @property
+    def has_pending(self) -> bool:
+        """A sequence is open that began since the last checkpoint was taken."""
+        return self._delivery.has_pending
+
+    @property
+    def write_heads(self) -> Mapping[str, int]:
+        """By journal, the last write head that a broker reported."""
+        return self._reader.write_heads
+
+    @property
+    def ended(self) -> bool:
+        """All sources were read to their ends; never while the input follows them."""
+        return self._reader.has_ended
+
+    def poll(self) -> list[Envelope[Any]] | None:
+        """Return the next messages of what has arrived, without waiting; on any thread.
+
+        The messages of the list before are processed then: another checkpoint is after them.
+
+        Returns:
+            Messages of one journal, at least one except after content that was passed over; None
+            if there are none yet, or no more.
+
+        Raises:
+            GazetteError: a source cannot be read or decoded. Every later call raises it, too.
+        """
+        self._has_passed_over = False
+        while (batch := self._reader.poll()) is not None:
+            if batch:
+                assert isinstance(batch, list), "a ListDelivery returns lists"
+                return batch
+            if self._has_passed_over:
+                return []
+        return None
+
+    def _pass_over(self, error: GazetteError) -> None:
+        if self.on_undecodable is None:
+            raise error
+        self.on_undecodable(error)
+        self._has_passed_over = True
+
+    async def arrived(self) -> None:
+        """Wait until :meth:`poll` may return something, or raise, or the input has ended.
+
+        Only after it returned None, and on the event loop.
+        """
+        await self._reader.arrived()
+
+    def checkpoint(self, left: int = 0) -> Checkpoint:
+        """Return the position, and forget producers that were silent for a day.
+
+        Args:
+            left: number of messages at the end of the last list that are not processed.
+        """
+        return self._reader.checkpoint(left, horizon_s=HORIZON_S)
+
+    async def is_at_write_head(self, journal: str) -> bool:
+        """Return True if a source is read through to its write head, which a broker is asked for.
+
+        And no transaction of it is open. On the event loop, between two calls of :meth:`poll`.
+
+        Raises:
+            GazetteError: no broker answered.
+        """
+        if self._delivery.has_open(journal):
+            return False
+        response = await read_metadata(self._transport, strip_meta(journal), -1)
+        return response.write_head <= self.passed().get(journal, -1)
+
+    def passed(self) -> dict[str, int]:
+        """Return the offsets that are read through, by journal, without those of the last list.
+
+        Exact once :meth:`poll` has returned None. Messages that start nothing pass offsets, too.
+        """
+        return self._delivery.read_through
+
+    async def aclose(self) -> None:
+        """Stop reading."""
+        await self._reader.aclose()
+
+
+def _decoders(message: MessageType) -> Callable[[Opened], JournalDecoder[Any]]:
+    """Return a function that makes the decoder of a journal."""
+
+    def new_decoder(opened: Opened) -> JournalDecoder[Any]:
+        spec = pb.JournalSpec()
+        if opened.spec is not None:
+            spec.CopyFrom(opened.spec)
+        spec.name = opened.journal
+        return journal_decoder(call(message, spec), opened, sequenced=True)
+
+    return new_decoder
