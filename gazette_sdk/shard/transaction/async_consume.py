@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -17,18 +16,13 @@ from gazette_sdk.shard.transaction.consume import (
     Slice,
     timer_failed,
 )
-from gazette_sdk.shard.transaction.failure import (
-    HandlerFailedError,
-    HookFailedError,
-)
+from gazette_sdk.shard.transaction.failure import HandlerFailedError, HookFailedError
 from gazette_sdk.shard.transaction.machine import Action, CommitStep, Current
-from gazette_sdk.shard.transaction.transaction import (
-    DeferError,
-)
-from gazette_sdk.user_code import acontained, is_cancellation
+from gazette_sdk.shard.transaction.transaction import DeferError
+from gazette_sdk.user_code import is_cancellation
 
-OnWorker = Callable[..., Awaitable[Any]]
-"""Function that calls another one on a worker thread."""
+AnyCall = Callable[..., Awaitable[Any]]
+"""Function that calls another one, and returns its result."""
 
 LOOP_SLICE_S = 0.005
 """Time for which messages are consumed before others get the event loop, in seconds."""
@@ -37,17 +31,18 @@ LOOP_SLICE_S = 0.005
 class AsyncConsumer:
     """Consumer of a shard's messages whose hooks are coroutine functions.
 
-    Messages are read, and transactions prepared, on a worker thread. A store of coroutine
-    functions is called on the event loop.
+    Messages are read, and transactions prepared, on a worker thread.
 
     Args:
         consumer: state and steps that both forms share.
         on_worker: calls a function on a worker thread.
+        call_store: calls a method of the store, where it has to be called.
     """
 
-    def __init__(self, consumer: MessageConsumer, on_worker: OnWorker) -> None:
+    def __init__(self, consumer: MessageConsumer, on_worker: AnyCall, call_store: AnyCall) -> None:
         self._consumer = consumer
         self._on_worker = on_worker
+        self._call_store = call_store
 
     async def turn(self) -> PreparedCommit | None:
         """Do what the machine decides, once. See :meth:`MessageConsumer.turn`.
@@ -112,17 +107,10 @@ class AsyncConsumer:
         await self._call_hook("finalize")
         await self._on_worker(consumer.validate_state)
         checkpoint = await self._on_worker(consumer.close_transaction)
-        changes = await self.call_store("start_commit", checkpoint)
+        changes = await self._call_store("start_commit", checkpoint)
         prepared: PreparedCommit = await self._on_worker(consumer.record, checkpoint, changes)
         consumer.preparing_s += time.monotonic() - began
         return prepared
-
-    async def call_store(self, name: str, *arguments: object) -> Any:
-        """Call the store: on the loop where it is a coroutine function, else on a worker."""
-        function = getattr(self._consumer.txn.store, name)
-        if inspect.iscoroutinefunction(function):
-            return await acontained(function, *arguments)
-        return await self._on_worker(function, *arguments)
 
     async def _fire_timers(self, deadline: float) -> Slice | None:
         """Fire timers that are due; return None if none is left."""
@@ -196,7 +184,7 @@ class AsyncConsumer:
 
     async def _begin(self) -> None:
         self._consumer.begin()
-        await self.call_store("begin")
+        await self._call_store("begin")
         await self._call_hook("begin")
         self._consumer.machine.consumed(time.monotonic())
 

@@ -276,10 +276,9 @@ class Runner:
             on_step=self._on_step,
             wall_clock=wall_clock,
         )
-        self._async = AsyncConsumer(self._consumer, self._on_worker)
-        self._turn: Callable[[], Awaitable[PreparedCommit | None]] = (
-            self._async.turn if application.is_async else self._turn_on_worker
-        )
+        self._turn: Callable[[], Awaitable[PreparedCommit | None]] = self._turn_on_worker
+        if application.is_async:
+            self._turn = AsyncConsumer(self._consumer, self._on_worker, self._call_store).turn
         self._input: InputLike | None = None
         self._prior: PriorTransaction | None = None
         self._arrival: asyncio.Task[None] | None = None
@@ -295,7 +294,7 @@ class Runner:
         Raises:
             GazetteError: the store cannot be restored.
         """
-        checkpoint: Checkpoint = await self._async.call_store("restore")
+        checkpoint: Checkpoint = await self._call_store("restore")
         if self._application.has_timers:
             await self._on_worker(self._consumer.restore_timers, checkpoint.times)
         elif self._restored is None and await self._on_worker(_has_timers, self.store):
@@ -469,7 +468,7 @@ class Runner:
         """End a commit whose outputs and file changes are durable."""
         if self._recorder is not None and prior.logged is not None:
             self._recorder.appended(prior.logged.result())
-        await self._async.call_store("finish_commit")
+        await self._call_store("finish_commit")
         self._on_step(CommitStep.COMMITTED)
         self.machine.committed()
         self._metrics.prior_changed(Prior.COMMITTING, time.monotonic())
@@ -595,6 +594,13 @@ class Runner:
             await acontained(hook, self._txn, *arguments)
         else:
             await self._on_worker(hook, self._txn, *arguments)
+
+    async def _call_store(self, name: str, *arguments: object) -> Any:
+        """Call the store: on the loop where it is a coroutine function, else on a worker."""
+        function = getattr(self.store, name)
+        if inspect.iscoroutinefunction(function):
+            return await acontained(function, *arguments)
+        return await self._on_worker(function, *arguments)
 
     async def _on_worker(self, function: Callable[..., T], *arguments: object) -> T:
         return await on_worker(self._workers, function, *arguments)
