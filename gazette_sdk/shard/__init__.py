@@ -38,8 +38,10 @@ if TYPE_CHECKING:
     from gazette_sdk.shard.stores.rocks_store import RocksStore
     from gazette_sdk.shard.stores.sql_store import SqlStore
     from gazette_sdk.shard.stores.sqlite_store import SqliteStore
+    from gazette_sdk.shard.transaction import windows
     from gazette_sdk.shard.transaction.timers import Timer
     from gazette_sdk.shard.transaction.transaction import Process, Shard, Transaction
+    from gazette_sdk.shard.transaction.windows import Window
 
 __all__ = [
     "Application",
@@ -56,9 +58,11 @@ __all__ = [
     "Store",
     "Timer",
     "Transaction",
+    "Window",
     "codec",
     "dead_letters",
     "handler",
+    "windows",
 ]
 
 _MODULES = {
@@ -76,10 +80,15 @@ _MODULES = {
     "Store": "stores.base",
     "Timer": "transaction.timers",
     "Transaction": "transaction.transaction",
+    "Window": "transaction.windows",
     "codec": "stores.codec",
     "dead_letters": "application.application",
     "handler": "application.handler",
+    "windows": "transaction.windows",
 }
+
+_WHOLE = "codec", "windows"
+"""Names of modules."""
 
 
 def __getattr__(name: str) -> object:
@@ -87,7 +96,7 @@ def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
-    found: object = module if name == "codec" else getattr(module, name)
+    found: object = module if name in _WHOLE else getattr(module, name)
     globals()[name] = found
     return found
 

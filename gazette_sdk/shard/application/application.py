@@ -10,6 +10,7 @@ disappears deletes nothing.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from collections.abc import Mapping as AbstractMapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeAlias, TypeVar
@@ -34,11 +35,13 @@ from gazette_sdk.protocol.shard_spec import recovery_log, validate_shard_spec
 from gazette_sdk.shard.application.endpoints import Endpoint, Handler, Method
 from gazette_sdk.shard.transaction.event_time import IDLE_S, check_event_time
 from gazette_sdk.shard.transaction.transaction import Process, Shard
+from gazette_sdk.shard.transaction.windows import Declared, Hopping, Session, Tumbling
 
 if TYPE_CHECKING:
     from gazette_sdk.message.mapping import Mapping
     from gazette_sdk.shard.transaction.timers import Timer
     from gazette_sdk.shard.transaction.transaction import CommitFuture, Transaction
+    from gazette_sdk.shard.transaction.windows import Window
 
 
 LOG_PREFIX = "recovery"
@@ -161,7 +164,12 @@ M = TypeVar("M")
 S = TypeVar("S")
 H = TypeVar("H", bound=Handler)
 
-_HOOKS = ("begin", "consume", "on_timer", "finalize", "finished")
+_HOOKS_OF_WINDOWS = {
+    "on_closed": ("a window", "(txn, window)"),
+    "on_late": ("a message and a window", "(txn, message, window)"),
+    "on_updated": ("a window", "(txn, window)"),
+}
+_HOOKS = ("begin", "consume", "on_timer", *_HOOKS_OF_WINDOWS, "finalize", "finished")
 
 _SELECTOR_CHARACTERS = frozenset("=!,() ")
 
@@ -244,6 +252,9 @@ class Application(Generic[M, S]):
         lateness_s: how far out of order event times may be, in seconds.
         idle_s: time without a message after which a source is quiet, in seconds, so that event time
             passes there; None for never.
+        windows: windows of event time: a `Tumbling`, a `Hopping` or a `Session` of
+            :mod:`~gazette_sdk.shard.transaction.windows`.
+        update_every_s: time after a change of a window until ``on_updated`` is called, in seconds.
 
     Raises:
         ConfigurationError: a declared value cannot be used.
@@ -263,6 +274,8 @@ class Application(Generic[M, S]):
     event_time: ClassVar[Any] = None
     lateness_s: ClassVar[float] = 0.0
     idle_s: ClassVar[float | None] = IDLE_S
+    windows: ClassVar[Declared | None] = None
+    update_every_s: ClassVar[float] = 1.0
 
     def __init__(self) -> None:
         self.endpoints: list[Endpoint] = []
@@ -299,6 +312,18 @@ class Application(Generic[M, S]):
 
     def on_timer(self, txn: Transaction[S], timer: Timer) -> Any:
         """Act on a timer that is due, which ``txn.timers.set`` has set. It may set it again."""
+
+    def on_closed(self, txn: Transaction[S], window: Window[Any]) -> Any:
+        """Act on a window which the watermark has passed: once for each that had a message."""
+
+    def on_late(self, txn: Transaction[S], message: M, window: Window[Any]) -> Any:
+        """Act on a message that is late for a window, after ``consume``.
+
+        Without it such messages are counted alone. The window has no state.
+        """
+
+    def on_updated(self, txn: Transaction[S], window: Window[Any]) -> Any:
+        """Act on an open window that has changed, at most once in ``update_every_s``."""
 
     def finalize(self, txn: Transaction[S]) -> Any:
         """Change the store and publish for the last time in a transaction."""
@@ -420,8 +445,18 @@ class Application(Generic[M, S]):
 
     @property
     def has_timers(self) -> bool:
+        """True if its shards have timers: it defines ``on_timer``, or has windows."""
+        return self.has_on_timer or self.windows is not None
+
+    @property
+    def has_on_timer(self) -> bool:
         """True if it defines ``on_timer``."""
         return not _is_inherited(self, "on_timer")
+
+    @property
+    def has_on_updated(self) -> bool:
+        """True if it defines ``on_updated``."""
+        return not _is_inherited(self, "on_updated")
 
     @property
     def is_async(self) -> bool:
@@ -503,9 +538,10 @@ class Application(Generic[M, S]):
     def _validate_hooks(self, name: str) -> None:
         """Refuse a wrong signature, and a mixture of ``def`` and ``async def``."""
         _check_signature(name, self.consume)
-        if self.has_timers:
+        if self.has_on_timer:
             _check_signature(name, self.on_timer, "a timer", "(txn, timer)")
-            _check_keeps_timers(name, self.store)
+            _check_keeps(name, self.store, "timers", "put_timers")
+        self._validate_windows(name)
         wanted = self.is_async
         for hook in _HOOKS:
             if _is_inherited(self, hook):
@@ -519,6 +555,32 @@ class Application(Generic[M, S]):
             raise ConfigurationError(
                 f"{name}: its store works with `async def` hooks only; define them so, or use"
                 " another store"
+            )
+
+    def _validate_windows(self, name: str) -> None:
+        windows = self.windows
+        if windows is not None and not isinstance(windows, Tumbling | Hopping | Session):
+            raise ConfigurationError(
+                f"{name}: windows={windows!r}; use shard.windows.Tumbling(size_s=60), Hopping(…) or"
+                " Session(…)"
+            )
+        if windows is not None:
+            _check_keeps(name, self.store, "windows", "put_windows")
+        for hook, (argument, wanted) in _HOOKS_OF_WINDOWS.items():
+            if _is_inherited(self, hook):
+                continue
+            if windows is None:
+                raise ConfigurationError(
+                    f"{name} defines `{hook}` without windows; declare them, as"
+                    " windows=shard.windows.Tumbling(size_s=60)"
+                )
+            _check_signature(name, getattr(self, hook), argument, wanted)
+        every_s = self.update_every_s
+        if isinstance(every_s, bool) or not (
+            isinstance(every_s, int | float) and 0 < every_s < math.inf
+        ):
+            raise ConfigurationError(
+                f"{name}: update_every_s={every_s!r}; use a number of seconds, more than 0"
             )
 
 
@@ -536,15 +598,15 @@ def _check_store(name: str, store: object) -> None:
         )
 
 
-def _check_keeps_timers(name: str, store: object) -> None:
-    """Refuse a class of stores that keep no timers.
+def _check_keeps(name: str, store: object, what: str, method: str) -> None:
+    """Refuse a class of stores that keep no timers, or no windows.
 
     Raises:
         ConfigurationError: its stores keep none.
     """
-    if isinstance(store, type) and not hasattr(store, "put_timers"):
+    if isinstance(store, type) and not hasattr(store, method):
         raise ConfigurationError(
-            f"{name} has timers, which {store.__name__} does not keep; use shard.RocksStore,"
+            f"{name} has {what}, which {store.__name__} does not keep; use shard.RocksStore,"
             " shard.SqliteStore, shard.JsonStore or shard.SqlStore"
         )
 
@@ -565,7 +627,7 @@ def _check_signature(
     except ValueError:
         return  # a function in C may have none
     try:
-        signature.bind(None, None)
+        signature.bind(*[None] * len(wanted.split(",")))
     except TypeError as error:
         raise ConfigurationError(
             f"{name}{signature} cannot be called with a transaction and {argument}: {error};"

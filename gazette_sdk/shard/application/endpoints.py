@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol.authorization import Capability
+from gazette_sdk.shard.transaction.windows import Declared, Window, state_codec, windows_of_key
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
@@ -41,12 +42,33 @@ class Query(Generic[S]):
         shard: the shard.
         request: the request: of aiohttp, or the message of a gRPC method.
         body: body of an HTTP request.
+        declared: windows of the application.
     """
 
     store: S
     shard: Shard
     request: Any = None
     body: bytes = b""
+    declared: Declared | None = None
+
+    def windows(self, key: Any = None) -> list[Window[Any]]:
+        """Return the open windows of a key, the earliest first. For reading.
+
+        Args:
+            key: the key of their messages; None for windows of all messages.
+
+        Raises:
+            ConfigurationError: the application has no windows.
+            ValidationError: it cannot be the key of a window.
+            ShardStoreError: the store failed.
+        """
+        if self.declared is None:
+            raise ConfigurationError(
+                "the application has no windows; declare them, as"
+                " windows=shard.windows.Tumbling(size_s=60)"
+            )
+        view: Any = self.store
+        return windows_of_key(view, key, state_codec(self.declared))
 
 
 @dataclass(frozen=True, slots=True)

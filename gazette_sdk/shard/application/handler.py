@@ -34,6 +34,7 @@ from gazette_sdk.shard.application.application import (
     generated,
 )
 from gazette_sdk.shard.transaction.event_time import IDLE_S
+from gazette_sdk.shard.transaction.windows import Declared
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import WatchedList
 
@@ -79,17 +80,70 @@ class HandlerApplication(Application[Any, Any]):
             ConfigurationError: it is no such function, or the second one; or the store keeps no
                 timers.
         """
-        if self.has_timers:
-            raise ConfigurationError(f"{self!r} has a function for its timers; declare one")
+        return self._define("on_timer", function, "a timer")
+
+    def closed(self, function: Function) -> Function:
+        """Declare the function of windows that the watermark has passed.
+
+        ::
+
+            @rides.closed
+            def emit(txn: shard.Transaction, window: shard.Window[int]) -> None:
+                txn.publish(Count(window.key, window.begin, window.state), mapping=TO_COUNTS)
+
+        Returns:
+            The function.
+
+        Raises:
+            ConfigurationError: it is no such function, or the second one; or the application has no
+                windows.
+        """
+        return self._define("on_closed", function, "a window")
+
+    def late(self, function: Function) -> Function:
+        """Declare the function of messages that are late: of transaction, message and window.
+
+        Returns:
+            The function.
+
+        Raises:
+            ConfigurationError: as of :meth:`closed`.
+        """
+        return self._define("on_late", function, "a message and a window")
+
+    def updated(self, *, every_s: float) -> Callable[[Function], Function]:
+        """Declare the function of open windows that have changed.
+
+        Args:
+            every_s: time after a change of a window until it is called, in seconds.
+
+        Returns:
+            A decorator that returns the function.
+
+        Raises:
+            ConfigurationError: as of :meth:`closed`, or the time cannot be used.
+        """
+
+        def declare(function: Function) -> Function:
+            return self._define("on_updated", function, "a window", update_every_s=every_s)
+
+        return declare
+
+    def _define(self, hook: str, function: Function, argument: str, **declared: object) -> Function:
+        """Define a hook by a function, once."""
+        if hook in vars(self):
+            raise ConfigurationError(f"{self!r} has a function for `{hook}`; declare one")
         if not callable(function):
             raise ConfigurationError(
-                f"{function!r} is no function; decorate a function of a transaction and a timer"
+                f"{function!r} is no function; decorate a function of a transaction and {argument}"
             )
-        vars(self)["on_timer"] = function
+        before = dict(vars(self))
+        vars(self).update(declared, **{hook: function})
         try:
             self._validate()
         except ConfigurationError:
-            del vars(self)["on_timer"]
+            vars(self).clear()
+            vars(self).update(before)
             raise
         return function
 
@@ -116,6 +170,7 @@ def handler(
     event_time: Callable[[Any], Any] | None = None,
     lateness_s: float = 0.0,
     idle_s: float | None = IDLE_S,
+    windows: Declared | None = None,
 ) -> Callable[[Callable[..., Any]], HandlerApplication]:
     """Make an application of a function.
 
@@ -144,6 +199,7 @@ def handler(
         lateness_s: how far out of order event times may be, in seconds.
         idle_s: time without a message after which a source is quiet, in seconds, so that event time
             passes there; None for never.
+        windows: windows of event time: a ``shard.windows.Tumbling``, ``Hopping`` or ``Session``.
 
     Returns:
         A decorator that returns the application.
@@ -168,6 +224,7 @@ def handler(
             event_time=event_time,
             lateness_s=lateness_s,
             idle_s=idle_s,
+            windows=windows,
         )
 
     return decorate

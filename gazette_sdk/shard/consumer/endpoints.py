@@ -58,6 +58,7 @@ from gazette_sdk.shard.application.endpoints import Endpoint, Handler, Parameter
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.resolver import ShardResolution, ShardResolver, primary_of
 from gazette_sdk.shard.consumer.shard import LocalShard
+from gazette_sdk.shard.transaction.windows import Declared
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wire import Tls
 from gazette_sdk.user_code import acontained, contained, described, exit_within, on_worker, text_of
@@ -295,6 +296,7 @@ class EndpointCalls:
         queries: bounds of calls, and the threads of ``def`` functions.
         authorization: verifies callers.
         exits: called with the error of a function that raised KeyboardInterrupt or SystemExit.
+        windows: windows of the application.
     """
 
     def __init__(
@@ -305,9 +307,11 @@ class EndpointCalls:
         queries: Queries,
         authorization: Authorization,
         exits: Callable[[BaseException], None] = lambda _: None,
+        windows: Declared | None = None,
     ) -> None:
         self._resolver = resolver
         self._queries = queries
+        self._declared = windows
         self._authorization = authorization
         self._exits = exits
         self._watches = Watches(transport, LISTING_TIMEOUT_S)
@@ -404,7 +408,9 @@ class EndpointCalls:
             What the function returns.
         """
         assert shard.handle is not None, "its store is ready"
-        query = partial(Query, shard=shard.handle, request=request, body=body)
+        query = partial(
+            Query, shard=shard.handle, request=request, body=body, declared=self._declared
+        )
         with self._ending():
             if inspect.iscoroutinefunction(serve):
                 return await _acall(serve, shard.store, query, parameters)

@@ -237,6 +237,7 @@ class Consumer:
             queries=self._queries,
             authorization=authorization,
             exits=self._member.fail,
+            windows=self.application.windows,
         )
         self.endpoints = HttpEndpoints(
             self.application.endpoints, self._calls, self._peers, tls=config.peer_tls

@@ -205,6 +205,59 @@ class TimerStore(Protocol):
         """
 
 
+@runtime_checkable
+class WindowStore(TimerStore, Protocol):
+    """Store that keeps windows, each with its state, and commits them with the rest of its state.
+
+    Keys are shorter than ``TIMER_KEY_BYTES_MAX``.
+    """
+
+    def open_windows(self) -> None:
+        """Prepare to keep windows, after ``restore``: an application without them calls it not.
+
+        Raises:
+            ShardStoreError: the store failed.
+        """
+
+    def window(self, key: bytes) -> bytes | None:
+        """Return a window that is committed locally; None if there is none of the key.
+
+        Raises:
+            ShardStoreError: the store failed.
+        """
+
+    def windows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
+        """Return the windows that are committed locally whose keys have a prefix, in their order.
+
+        The view of a ``QueryableStore`` has this method, too.
+
+        Args:
+            prefix: the prefix; not empty, and not of FF alone.
+
+        Returns:
+            Pairs of key and window.
+
+        Raises:
+            ShardStoreError: the store failed.
+        """
+
+    def put_windows(self, changes: Mapping[bytes, bytes | None]) -> None:
+        """Put windows in the open transaction, just before its ``start_commit``.
+
+        Args:
+            changes: by key, the window; None to remove it.
+
+        Raises:
+            ShardStoreError: the store failed.
+        """
+
+
+def prefix_end(prefix: bytes) -> bytes | None:
+    """Return the least bytes above all that begin with a prefix; None if there are none."""
+    stripped = prefix.rstrip(b"\xff")
+    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
+
+
 def recovered_files(directory: Path) -> Sequence[str]:
     """Return the files of a shard's directory, as paths below it, when its store is made."""
     return sorted(

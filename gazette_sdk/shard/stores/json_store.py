@@ -2,7 +2,8 @@
 
 The file ``/state.json`` holds three documents, each on a line: journals' offsets, the state, and
 the checkpoint (`shard` 9.1). Gazette's consumers read and write the same file. While there are
-timers, a fourth document has them: the time of each, by its key in base64.
+timers, a fourth document has them: the time of each, by its key in base64. While there are windows,
+a fifth one has them, by their keys, both in base64.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class JsonView(Generic[State]):
 
     Args:
         state: the application's value.
+        windows: windows, by their keys.
 
     Attributes:
         state: the application's value.
@@ -62,8 +64,13 @@ class JsonView(Generic[State]):
 
     state: State
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, windows: Mapping[bytes, bytes]) -> None:
         self.state = state
+        self._windows = windows
+
+    def windows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
+        """Return windows; see :class:`~gazette_sdk.shard.stores.base.WindowStore`."""
+        return _windows_of(self._windows, prefix)
 
     def get(self, key: Any, default: Any = None) -> Any:
         """Return the value of a key, or ``default``.
@@ -138,6 +145,8 @@ class JsonStore(JsonView[State]):
         # The state as it was validated last; empty from the begin of a transaction on.
         self._validated = b""
         self._timers: dict[bytes, int] = {}
+        self._windows: dict[bytes, bytes] = {}  # replaced by each change: queries read it
+        self._committed_windows = self._windows
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._entries()[key] = value
@@ -160,7 +169,7 @@ class JsonStore(JsonView[State]):
                 files are of another store.
         """
         self._validated = b""
-        self._timers = {}
+        self._timers, self._windows = {}, {}
         try:
             stored = (self._directory / _STATE_PATH[1:]).read_bytes()
         except FileNotFoundError:
@@ -170,16 +179,17 @@ class JsonStore(JsonView[State]):
             return Checkpoint()
         lines = stored.splitlines(keepends=True)
         try:
-            offsets, state, checkpoint, *timers = lines
+            offsets, state, checkpoint, *further = lines
             restored = _decode_checkpoint(offsets, checkpoint)
-            self._timers = _decode_timers(*timers)
+            self._timers = _decode_timers(*further[:1])
+            self._windows = _decode_windows(*further[1:])
             self.state = msgspec.json.decode(state, type=self._type())
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ShardStoreError(
                 f"{_STATE_PATH} in {self._directory} is not the state that was declared ({error});"
                 " declare the type that wrote it, or start a new recovery log"
             ) from error
-        self._committed = state
+        self._committed, self._committed_windows = state, self._windows
         return restored
 
     def begin(self) -> None:
@@ -228,15 +238,17 @@ class JsonStore(JsonView[State]):
         state, self._validated = self._validated, b""
         offsets = _document(dict(sorted(checkpoint.offsets.items())))
         documents = [offsets, state, _encode_checkpoint(checkpoint)]
-        if self._timers:
+        if self._timers or self._windows:
             documents.append(_encode_timers(self._timers))
+        if self._windows:
+            documents.append(_encode_windows(self._windows))
         try:
             next_file = self._directory / _NEXT_PATH[1:]
             next_file.write_bytes(b"".join(documents))
             next_file.replace(self._directory / _STATE_PATH[1:])
         except OSError as error:
             raise ShardStoreError(f"the state file cannot be written: {error}") from error
-        self._committed = state
+        self._committed, self._committed_windows = state, self._windows
         changes: list[FileChange] = [CreateFile(_NEXT_PATH)]
         offset = 0
         for document in documents:
@@ -264,6 +276,22 @@ class JsonStore(JsonView[State]):
             else:
                 self._timers[key] = due_us
 
+    def open_windows(self) -> None:
+        """Prepare to keep windows: nothing is to be done."""
+
+    def window(self, key: bytes) -> bytes | None:
+        """Return a window; see :class:`~gazette_sdk.shard.stores.base.WindowStore`."""
+        return self._windows.get(key)
+
+    def windows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
+        """Return windows; see :class:`~gazette_sdk.shard.stores.base.WindowStore`."""
+        return _windows_of(self._windows, prefix)
+
+    def put_windows(self, changes: Mapping[bytes, bytes | None]) -> None:
+        """Put windows, just before ``start_commit``; None removes one."""
+        changed = {**self._windows, **changes}
+        self._windows = {key: window for key, window in changed.items() if window is not None}
+
     def rerecord(self, path: str) -> Sequence[FileChange]:
         """Return changes that record the file anew; nothing for another path."""
         file = self._directory / _STATE_PATH[1:]
@@ -283,7 +311,8 @@ class JsonStore(JsonView[State]):
         """
         if not self._committed:
             raise ClosedError("the store is not restored yet; call restore() first")
-        yield JsonView(msgspec.json.decode(self._committed, type=self._type()))
+        state = msgspec.json.decode(self._committed, type=self._type())
+        yield JsonView(state, self._committed_windows)
 
     def destroy(self) -> None:
         """Close the store: it holds no open file."""
@@ -313,6 +342,23 @@ def _encode_timers(timers: Mapping[bytes, int]) -> bytes:
 def _decode_timers(document: bytes = b"{}") -> dict[bytes, int]:
     decoded = msgspec.json.decode(document, type=dict[str, int])
     return {base64.b64decode(key, validate=True): due_us for key, due_us in decoded.items()}
+
+
+def _encode_windows(windows: Mapping[bytes, bytes]) -> bytes:
+    encode = base64.b64encode
+    return _document(
+        {encode(key).decode(): encode(state).decode() for key, state in windows.items()}
+    )
+
+
+def _decode_windows(document: bytes = b"{}") -> dict[bytes, bytes]:
+    decoded = msgspec.json.decode(document, type=dict[str, str])
+    decode = base64.b64decode
+    return {decode(key, validate=True): decode(state) for key, state in decoded.items()}
+
+
+def _windows_of(windows: Mapping[bytes, bytes], prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
+    return sorted(row for row in windows.items() if row[0].startswith(prefix))
 
 
 def _encode_checkpoint(checkpoint: Checkpoint) -> bytes:

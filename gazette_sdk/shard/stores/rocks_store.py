@@ -48,6 +48,7 @@ from gazette_sdk.shard.stores.base import (
     UNCOMMITTED_BYTES_MAX,
     UNCOMMITTED_PUTS_MAX,
     TimerRow,
+    prefix_end,
     recovered_files,
     refuse_other_files,
     type_arguments,
@@ -372,12 +373,6 @@ class Family(FamilyView[K, V]):
                 yield key, value
 
 
-def prefix_end(prefix: bytes) -> bytes | None:
-    """Return the least bytes above all that begin with a prefix; None if there are none."""
-    stripped = prefix.rstrip(b"\xff")
-    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
-
-
 _CURRENT, _IDENTITY = "CURRENT", "IDENTITY"
 _STAGE = ".stage"
 _IGNORED = frozenset({"LOCK", "LOG", "rocksdict-config.json", _CURRENT, _IDENTITY})
@@ -555,6 +550,7 @@ _TIMER_BY_KEY = _TIMER + b"k"
 _TIMER_BY_TIME = _TIMER + b"t"
 _TIMER_BY_TIME_END = _TIMER + b"u"
 _TIME_BYTES = 8
+_WINDOW = _TIMER + b"w"
 
 WRITE_STALL_TIMEOUT_S = 60.0
 """Bound of the wait for RocksDB to accept a write again."""
@@ -606,6 +602,7 @@ class RocksStore(Family[K, V]):
         self._families: dict[str, Family[Any, Any]] = {}
         self._sequence_number = 0
         self._timer_changes: Mapping[bytes, int | None] = {}
+        self._window_changes: Mapping[bytes, bytes | None] = {}
 
     @classmethod
     def of(
@@ -654,7 +651,7 @@ class RocksStore(Family[K, V]):
             self._database = self._open()
         for family in self._families.values():
             family.drop_puts()
-        self._timer_changes = {}
+        self._timer_changes, self._window_changes = {}, {}
         stored = self._database.get(CHECKPOINT_KEY)
         try:
             if stored is not None:
@@ -700,7 +697,7 @@ class RocksStore(Family[K, V]):
         self._sequence_number = database.latest_sequence_number()
         for family in self._families.values():
             family.drop_puts()
-        self._timer_changes = {}
+        self._timer_changes, self._window_changes = {}, {}
         return self._files.changes()
 
     def finish_commit(self) -> None:
@@ -721,6 +718,23 @@ class RocksStore(Family[K, V]):
     def put_timers(self, changes: Mapping[bytes, int | None]) -> None:
         """Put timers, just before ``start_commit``; None removes one."""
         self._timer_changes = changes
+
+    def open_windows(self) -> None:
+        """Prepare to keep windows: nothing is to be done."""
+
+    def window(self, key: bytes) -> bytes | None:
+        """Return a window; see :class:`~gazette_sdk.shard.stores.base.WindowStore`."""
+        return self._find(_WINDOW + key)
+
+    def windows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
+        """Return windows; see :class:`~gazette_sdk.shard.stores.base.WindowStore`."""
+        lower = _WINDOW + prefix
+        rows = self._stored(lower, prefix_end(lower))
+        return [(key[len(_WINDOW) :], window) for key, window in rows]
+
+    def put_windows(self, changes: Mapping[bytes, bytes | None]) -> None:
+        """Put windows, just before ``start_commit``; None removes one."""
+        self._window_changes = changes
 
     def rerecord(self, path: str) -> Sequence[FileChange]:
         """Return changes that record a file's recorded part anew; nothing if it is gone."""
@@ -804,6 +818,19 @@ class RocksStore(Family[K, V]):
                     delete(key, handle)
                 else:
                     put(key, value, handle)
+        self._put_timers(database, batch)
+        for key, window in self._window_changes.items():
+            if window is None:
+                delete(_WINDOW + key)
+            else:
+                put(_WINDOW + key, window)
+        put(CHECKPOINT_KEY, checkpoint.to_bytes())
+        for journal, offset in checkpoint.offsets.items():
+            put(_mark_key(journal), _mark_value(offset))
+        return batch
+
+    def _put_timers(self, database: Rdict, batch: WriteBatch) -> None:
+        put, delete = batch.put, batch.delete
         for key, due_us in self._timer_changes.items():
             by_key = _TIMER_BY_KEY + key
             former = database.get(by_key)
@@ -814,10 +841,6 @@ class RocksStore(Family[K, V]):
                 put(_timer_by_time(due_us, key), b"")
             elif former is not None:
                 delete(by_key)
-        put(CHECKPOINT_KEY, checkpoint.to_bytes())
-        for journal, offset in checkpoint.offsets.items():
-            put(_mark_key(journal), _mark_value(offset))
-        return batch
 
 
 class RocksView(FamilyView[K, V]):
@@ -839,6 +862,12 @@ class RocksView(FamilyView[K, V]):
     def family(self, name: str) -> FamilyView[Any, Any]:
         """Return the view of a further column family; KeyError if it was not declared."""
         return self._further[name]
+
+    def windows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
+        """Return windows; see :class:`~gazette_sdk.shard.stores.base.WindowStore`."""
+        lower = _WINDOW + prefix
+        rows = self._stored(lower, prefix_end(lower))
+        return [(key[len(_WINDOW) :], window) for key, window in rows]
 
 
 def _timer_by_time(due_us: int, key: bytes) -> bytes:

@@ -26,6 +26,7 @@ from gazette_sdk.shard.recovery.hints import FileChange
 from gazette_sdk.shard.stores.base import (
     TIMER_KEY_BYTES_MAX,
     TimerRow,
+    prefix_end,
     recovered_files,
     refuse_other_files,
 )
@@ -56,6 +57,21 @@ _TIMERS = sa.Table(
     ),
     sa.Column("due_us", sa.BigInteger, nullable=False),
     sa.Index("gazette_timers_due", "shard_fqn", "due_us", "timer_key"),
+)
+_WINDOWS = sa.Table(
+    "gazette_windows",
+    sa.MetaData(),
+    sa.Column("shard_fqn", sa.String(512), primary_key=True),
+    sa.Column(
+        "window_key",
+        sa.LargeBinary().with_variant(mysql.VARBINARY(TIMER_KEY_BYTES_MAX), "mysql", "mariadb"),
+        primary_key=True,
+    ),
+    sa.Column(
+        "state",
+        sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"),
+        nullable=False,
+    ),
 )
 _NO_ROW = 0
 
@@ -176,7 +192,7 @@ class SqlStore:
             raise ShardStoreError(f"the database cannot be reached: {error}") from error
         # Closing rolls back what a query may have changed.
         with connection:
-            yield SqlView(connection)
+            yield SqlView(connection, self._shard_fqn)
 
     def restore(self) -> Checkpoint:
         """Raise the fence, and return the checkpoint; an open transaction is rolled back.
@@ -277,7 +293,7 @@ class SqlStore:
         Raises:
             ShardStoreError: the database failed.
         """
-        with _failures_of_timers():
+        with _failures_of(_TIMERS):
             _create_table(self._opened(), _TIMERS)
 
     def timers_after(self, row: TimerRow | None, limit: int) -> Sequence[TimerRow]:
@@ -296,7 +312,7 @@ class SqlStore:
             .limit(limit)
         )
         connection = self._opened()
-        with _failures_of_timers(), _transaction_of(connection):
+        with _failures_of(_TIMERS), _transaction_of(connection):
             if row is None and not sa.inspect(connection).has_table(_TIMERS.name):
                 return ()
             return [TimerRow(due_us, bytes(key)) for due_us, key in connection.execute(query)]
@@ -318,10 +334,55 @@ class SqlStore:
             _TIMERS.c.shard_fqn == sa.bindparam("name"),
             _TIMERS.c.timer_key == sa.bindparam("changed"),
         )
-        with _failures_of_timers():
+        with _failures_of(_TIMERS):
             connection.execute(delete, changed)
             if put:
                 connection.execute(sa.insert(_TIMERS), put)
+
+    def open_windows(self) -> None:
+        """Create the table of windows if it is missing.
+
+        Raises:
+            ShardStoreError: the database failed.
+        """
+        with _failures_of(_WINDOWS):
+            _create_table(self._opened(), _WINDOWS)
+
+    def window(self, key: bytes) -> bytes | None:
+        """Return a window; see :class:`~gazette_sdk.shard.stores.base.WindowStore`."""
+        connection, columns = self._opened(), _WINDOWS.c
+        query = sa.select(columns.state).where(
+            columns.shard_fqn == self._shard_fqn, columns.window_key == key
+        )
+        with _failures_of(_WINDOWS), _transaction_of(connection):
+            found = connection.execute(query).scalar()
+        return None if found is None else bytes(found)
+
+    def windows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
+        """Return windows; see :class:`~gazette_sdk.shard.stores.base.WindowStore`."""
+        return _windows_of(self._opened(), self._shard_fqn, prefix)
+
+    def put_windows(self, changes: Mapping[bytes, bytes | None]) -> None:
+        """Put windows, just before ``start_commit``; None removes one.
+
+        Raises:
+            ShardStoreError: no transaction is open, or the database failed.
+        """
+        connection, name = self.connection, self._shard_fqn
+        changed = [{"name": name, "changed": key} for key in changes]
+        put = [
+            {"shard_fqn": name, "window_key": key, "state": window}
+            for key, window in changes.items()
+            if window is not None
+        ]
+        delete = sa.delete(_WINDOWS).where(
+            _WINDOWS.c.shard_fqn == sa.bindparam("name"),
+            _WINDOWS.c.window_key == sa.bindparam("changed"),
+        )
+        with _failures_of(_WINDOWS):
+            connection.execute(delete, changed)
+            if put:
+                connection.execute(sa.insert(_WINDOWS), put)
 
     def rerecord(self, path: str) -> Sequence[FileChange]:  # noqa: ARG002 - there are no files
         """Return nothing: there are no files."""
@@ -371,16 +432,22 @@ class SqlView:
 
     Args:
         connection: connection of the query.
+        shard_fqn: name of the shard.
     """
 
-    def __init__(self, connection: sa.Connection) -> None:
+    def __init__(self, connection: sa.Connection, shard_fqn: str) -> None:
         self.connection = connection
+        self._shard_fqn = shard_fqn
 
     def execute(
         self, statement: str | sa.Executable, parameters: Parameters = None
     ) -> sa.CursorResult[Any]:
         """Run a query; arguments and errors are those of ``SqlStore.execute``."""
         return _execute(self.connection, statement, parameters)
+
+    def windows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
+        """Return windows; see :class:`~gazette_sdk.shard.stores.base.WindowStore`."""
+        return _windows_of(self.connection, self._shard_fqn, prefix)
 
     def interrupt(self) -> None:
         """Have a statement that runs fail, from any thread, where the database's driver can."""
@@ -437,11 +504,25 @@ def _create_table(connection: sa.Connection, table: sa.Table) -> None:
 
 
 @contextlib.contextmanager
-def _failures_of_timers() -> Iterator[None]:
+def _failures_of(table: sa.Table) -> Iterator[None]:
     try:
         yield
     except sqlalchemy.exc.SQLAlchemyError as error:
-        raise ShardStoreError(f"the table {_TIMERS.name} cannot be used: {error}") from error
+        raise ShardStoreError(f"the table {table.name} cannot be used: {error}") from error
+
+
+def _windows_of(
+    connection: sa.Connection, shard_fqn: str, prefix: bytes
+) -> Sequence[tuple[bytes, bytes]]:
+    columns = _WINDOWS.c
+    key = columns.window_key
+    query = (
+        sa.select(key, columns.state)
+        .where(columns.shard_fqn == shard_fqn, key >= prefix, key < prefix_end(prefix))
+        .order_by(key)
+    )
+    with _failures_of(_WINDOWS), _transaction_of(connection):
+        return [(bytes(key), bytes(state)) for key, state in connection.execute(query)]
 
 
 def _transaction_of(connection: sa.Connection) -> contextlib.AbstractContextManager[object]:

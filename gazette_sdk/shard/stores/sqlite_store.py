@@ -29,6 +29,7 @@ from gazette_sdk.shard.recovery.hints import CreateFile, FileChange, RemoveFile,
 from gazette_sdk.shard.stores.base import (
     UNCOMMITTED_PUTS_MAX,
     TimerRow,
+    prefix_end,
     recovered_files,
     refuse_other_files,
 )
@@ -325,6 +326,15 @@ _PUT_TIMER = (
 )
 _REMOVE_TIMER = "DELETE FROM gazette_timers WHERE key = ?"
 
+_WINDOWS_SCHEMA = """
+    CREATE TABLE IF NOT EXISTS gazette_windows (key BLOB PRIMARY KEY, state BLOB NOT NULL)
+        WITHOUT ROWID
+"""
+_WINDOW = "SELECT state FROM gazette_windows WHERE key = ?"
+_WINDOWS_OF = "SELECT key, state FROM gazette_windows WHERE key >= ? AND key < ? ORDER BY key"
+_PUT_WINDOW = "INSERT OR REPLACE INTO gazette_windows (key, state) VALUES (?, ?)"
+_REMOVE_WINDOW = "DELETE FROM gazette_windows WHERE key = ?"
+
 
 class SqliteStore:
     """State in an SQLite database of the shard's own.
@@ -513,17 +523,12 @@ class SqliteStore:
         Raises:
             ShardStoreError: SQLite failed.
         """
-        connection = self._opened()
-        with _failures_of_timers():
-            self._control(_BEGIN)
-            for statement in _statements(_TIMERS_SCHEMA):
-                connection.execute(statement)
-            self._control(_COMMIT)
+        self._create(_TIMERS_SCHEMA)
 
     def timers_after(self, row: TimerRow | None, limit: int) -> Sequence[TimerRow]:
         """Return the next timers; see :class:`~gazette_sdk.shard.stores.base.TimerStore`."""
         connection, (due_us, key) = self._opened(), row or (-1, b"")
-        with _failures_of_timers():
+        with _failures_of_tables():
             if row is None and connection.execute(_HAS_TIMERS).fetchone() is None:
                 return ()
             found = connection.execute(_TIMERS_AFTER, (due_us, key, limit))
@@ -538,13 +543,52 @@ class SqliteStore:
         connection = self._in_transaction()
         put = [(key, due_us) for key, due_us in changes.items() if due_us is not None]
         removed = [(key,) for key, due_us in changes.items() if due_us is None]
-        with _failures_of_timers():
+        with _failures_of_tables():
             connection.executemany(_REMOVE_TIMER, removed)
             connection.executemany(_PUT_TIMER, put)
+
+    def open_windows(self) -> None:
+        """Create the table of windows if it is missing.
+
+        Raises:
+            ShardStoreError: SQLite failed.
+        """
+        self._create(_WINDOWS_SCHEMA)
+
+    def window(self, key: bytes) -> bytes | None:
+        """Return a window; see :class:`~gazette_sdk.shard.stores.base.WindowStore`."""
+        with _failures_of_tables():
+            found = self._opened().execute(_WINDOW, (key,)).fetchone()
+        return None if found is None else found[0]
+
+    def windows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
+        """Return windows; see :class:`~gazette_sdk.shard.stores.base.WindowStore`."""
+        return _windows_of(self._opened(), prefix)
+
+    def put_windows(self, changes: Mapping[bytes, bytes | None]) -> None:
+        """Put windows, just before ``start_commit``; None removes one.
+
+        Raises:
+            ShardStoreError: a failure ended the transaction, or SQLite failed.
+        """
+        connection = self._in_transaction()
+        put = [(key, window) for key, window in changes.items() if window is not None]
+        removed = [(key,) for key, window in changes.items() if window is None]
+        with _failures_of_tables():
+            connection.executemany(_REMOVE_WINDOW, removed)
+            connection.executemany(_PUT_WINDOW, put)
 
     def rerecord(self, path: str) -> Sequence[FileChange]:
         """Return changes that record a file of pages anew; nothing if it is not recorded."""
         return self._pages.rerecord(path)
+
+    def _create(self, schema: str) -> None:
+        connection = self._opened()
+        with _failures_of_tables():
+            self._control(_BEGIN)
+            for statement in _statements(schema):
+                connection.execute(statement)
+            self._control(_COMMIT)
 
     def destroy(self) -> None:
         """Close the database."""
@@ -622,6 +666,10 @@ class SqliteView:
         """
         return self._connection.execute(sql, parameters)
 
+    def windows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
+        """Return windows; see :class:`~gazette_sdk.shard.stores.base.WindowStore`."""
+        return _windows_of(self._connection, prefix)
+
     def interrupt(self) -> None:
         """Have a statement that runs fail with ``sqlite3.OperationalError``, from any thread."""
         self._connection.interrupt()
@@ -647,11 +695,19 @@ def without_nan(parameters: Parameters) -> Parameters:
 
 
 @contextlib.contextmanager
-def _failures_of_timers() -> Iterator[None]:
+def _failures_of_tables() -> Iterator[None]:
+    """Raise ShardStoreError for failures of the tables of timers and windows."""
     try:
         yield
     except sqlite3.Error as error:
-        raise ShardStoreError(f"the table gazette_timers cannot be used: {error}") from error
+        raise ShardStoreError(
+            f"the tables of timers and windows, gazette_*, cannot be used: {error}"
+        ) from error
+
+
+def _windows_of(connection: sqlite3.Connection, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
+    with _failures_of_tables():
+        return connection.execute(_WINDOWS_OF, (prefix, prefix_end(prefix))).fetchall()
 
 
 @contextlib.contextmanager

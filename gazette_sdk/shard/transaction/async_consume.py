@@ -9,6 +9,7 @@ from typing import Any
 
 from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.shard.transaction.consume import (
+    Due,
     FullError,
     LeftOutError,
     MessageConsumer,
@@ -115,13 +116,8 @@ class AsyncConsumer:
     async def _fire_timers(self, deadline: float) -> Slice | None:
         """Fire timers that are due; return None if none is left."""
         consumer = self._consumer
-        while (timer := consumer.next_timer()) is not None:
-            try:
-                await consumer.application.on_timer(consumer.txn, timer)
-            except BaseException as error:
-                if is_cancellation(error):
-                    raise
-                raise timer_failed(timer, error) from error
+        while (due := consumer.next_timer()) is not None:
+            await self._fire(due)
             if (done := consumer.timer_fired(deadline)) is not None:
                 return done
         return None
@@ -129,14 +125,17 @@ class AsyncConsumer:
     async def _fire_event_timers(self) -> None:
         """Fire timers of event time that are due. See the consumer's method."""
         consumer = self._consumer
-        while (timer := consumer.next_event_timer()) is not None:
-            try:
-                await consumer.application.on_timer(consumer.txn, timer)
-            except BaseException as error:
-                if is_cancellation(error):
-                    raise
-                raise timer_failed(timer, error) from error
+        while (due := consumer.next_event_timer()) is not None:
+            await self._fire(due)
             consumer.check_full()
+
+    async def _fire(self, due: Due) -> None:
+        try:
+            await _call(due.hook, self._consumer.txn, due.argument)
+        except BaseException as error:
+            if is_cancellation(error):
+                raise
+            raise timer_failed(due, error) from error
 
     async def _consume_rest(self, deadline: float) -> Slice | None:
         """Consume what is left of a batch; None if nothing is."""
@@ -173,6 +172,8 @@ class AsyncConsumer:
         try:
             event_us = consumer.event_us(envelope)
             await consumer.application.consume(txn, envelope.message)
+            for window in consumer.late_windows():
+                await _call(consumer.application.on_late, txn, envelope.message, window)
             if consumer.bad.validates_each:
                 await self._on_worker(consumer.validate_state)
         except BaseException as error:
@@ -190,10 +191,14 @@ class AsyncConsumer:
 
     async def _call_hook(self, name: str) -> None:
         try:
-            called = getattr(self._consumer.application, name)(self._consumer.txn)
-            if called is not None:  # the base's hook is no coroutine function
-                await called
+            await _call(getattr(self._consumer.application, name), self._consumer.txn)
         except BaseException as error:
             if is_cancellation(error):
                 raise
             raise HookFailedError(name, error) from error
+
+
+async def _call(hook: Callable[..., Any], *arguments: object) -> None:
+    called = hook(*arguments)
+    if called is not None:  # the base's hook is no coroutine function
+        await called

@@ -27,7 +27,7 @@ from gazette_sdk.shard.transaction.failure import (
     is_of_record,
 )
 from gazette_sdk.shard.transaction.machine import Action, CommitStep, Current, TransactionMachine
-from gazette_sdk.shard.transaction.timers import CLOCK_CHECK_S, Timer
+from gazette_sdk.shard.transaction.timers import CLOCK_CHECK_S, Timer, WindowTimer
 from gazette_sdk.shard.transaction.transaction import (
     DeferError,
     InputLike,
@@ -35,6 +35,7 @@ from gazette_sdk.shard.transaction.transaction import (
     RecorderLike,
     Transaction,
 )
+from gazette_sdk.shard.transaction.windows import Window
 
 LOOK_PERIOD_S = 0.2
 """Time between two looks at the write heads of sources, for timers of event time."""
@@ -54,12 +55,14 @@ class Counts(NamedTuple):
         timers: timers fired.
         left_out: records that were left out.
         letters: dead letters published.
+        late: messages that came too late for a window, for each window.
     """
 
     messages: int = 0
     timers: int = 0
     left_out: int = 0
     letters: int = 0
+    late: int = 0
 
     def since(self, earlier: Counts) -> Counts:
         """Return what was consumed since an earlier time."""
@@ -83,6 +86,20 @@ class Slice:
     more: bool
     closes: bool = False
     more_timers: bool = False
+
+
+class Due(NamedTuple):
+    """Hook that a timer calls.
+
+    Attributes:
+        name: of the hook.
+        hook: the hook.
+        argument: what it gets besides the transaction.
+    """
+
+    name: str
+    hook: Callable[[Transaction[Any], Any], Any]
+    argument: Timer | Window[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +133,7 @@ class MessageConsumer:
         rest: messages of the last batch that are not consumed.
         polled_count: messages that the input has returned so far.
         fired_count: timers that fired so far.
+        late_count: messages that came too late for a window so far, for each window.
         preparing_s: time that commits took to prepare, in seconds, since it was set to 0.
     """
 
@@ -134,6 +152,7 @@ class MessageConsumer:
         self.application = application
         self._wall_clock = wall_clock
         self._has_timers = application.has_timers
+        self._windows = txn.all_windows
         self._undoes = bad.passes_over and isinstance(txn.store, UndoingStore)
         self.txn = txn
         self.output = output
@@ -143,7 +162,7 @@ class MessageConsumer:
         self.on_step = on_step
         self.input: InputLike | None = None
         self.polled_count = 0
-        self.fired_count = 0
+        self.fired_count = self.late_count = 0
         self.preparing_s = 0.0
         self._batch: list[Envelope[Any]] = []
         self.rest: Iterator[Envelope[Any]] = iter(self._batch)
@@ -171,7 +190,8 @@ class MessageConsumer:
         """Numbers of what was consumed so far by transactions that have ended, or are open."""
         bad = self.bad
         messages = self.polled_count - self.left_count
-        return Counts(messages, self.fired_count, bad.left_out_count, bad.letter_count)
+        counts = messages, self.fired_count, bad.left_out_count, bad.letter_count, self.late_count
+        return Counts(*counts)
 
     @property
     def is_full(self) -> bool:
@@ -180,7 +200,8 @@ class MessageConsumer:
             return False
         txn = self.txn
         is_full = txn.store.is_full or self.output.is_full
-        return bool(is_full or (self._has_timers and txn.timers.is_full))
+        is_full = is_full or (self._has_timers and txn.timers.is_full)
+        return bool(is_full or (self._windows is not None and self._windows.is_full))
 
     # ------------------------------------------------------------ on a worker
 
@@ -288,6 +309,8 @@ class MessageConsumer:
         store = self.txn.store
         if isinstance(store, ValidatingStore):
             store.validate_state()
+        if self._windows is not None:
+            self._windows.encode()
 
     def close_transaction(self) -> Checkpoint:
         """Refuse further messages of the transaction, and return the checkpoint after it."""
@@ -299,6 +322,8 @@ class MessageConsumer:
         checkpoint.ack_intents = dict(self.output.end())
         if self._has_timers:
             self.txn.timers.put()
+        if self._windows is not None:
+            self._windows.put()
         if self.txn.times is not None:
             checkpoint.times = self.txn.times.times
         self.on_step(CommitStep.CHECKPOINTED)
@@ -309,6 +334,8 @@ class MessageConsumer:
         self.on_step(CommitStep.LOCALLY_COMMITTED)
         if self._has_timers:
             self.txn.timers.committed()
+            if self._windows is not None:
+                self._windows.committed()
             self.wait_for_timers()
         recorder = self.recorder
         if recorder is None:
@@ -360,6 +387,8 @@ class MessageConsumer:
         txn = self.txn
         assert txn.envelope is not None, "a message has an envelope"
         may_undo = self._undoes and not txn.has_published and not self.bad.holds(txn.envelope)
+        if self._windows is not None and self._windows.is_touched:
+            may_undo = False  # states of windows are changed in place
         if not may_undo or isinstance(error, DeferError) or not is_of_record(error):
             return False
         if not txn.store.undo_record():
@@ -380,7 +409,10 @@ class MessageConsumer:
             ConfigurationError: the store keeps no timers.
             ShardStoreError: the store failed.
         """
-        self.txn.timers.restore()
+        timers, windows = self.txn.timers, self._windows
+        timers.restore(is_settable=self.application.has_on_timer, has_windows=windows is not None)
+        if windows is not None:
+            windows.restore()
         if self.txn.times is not None:
             self.txn.times.restore(times)
         self.wait_for_timers()
@@ -452,24 +484,24 @@ class MessageConsumer:
         if self.machine.current is Current.EMPTY:
             self.wait_for_timers()
 
-    def next_timer(self) -> Timer | None:
-        """Return the next timer that the open transaction fires; None if there is none.
+    def next_timer(self) -> Due | None:
+        """Return the hook of the next timer that the open transaction fires; None for none.
 
         Raises:
             ShardStoreError: the store failed.
         """
         if self.machine.timer_at == math.inf or self.machine.current is Current.EMPTY:
             return None
-        txn = self.txn
-        timer = txn.timers.next_due()
-        if timer is None and txn.times is not None:
-            timer = txn.timers.next_of_event_time(txn.times.watermark_us)
-        if timer is None:
+        timers = self.txn.timers
+        while (timer := timers.next_due()) is not None:
+            if (due := self._due(timer)) is not None:
+                return due
+        if (due := self.next_event_timer()) is None:
             self.machine.timer_at = math.inf
-        return self._firing(timer)
+        return due
 
-    def next_event_timer(self) -> Timer | None:
-        """Return the next timer of event time that fires before a message; None for none.
+    def next_event_timer(self) -> Due | None:
+        """Return the hook of the next timer of event time that is due; None for none.
 
         Raises:
             ShardStoreError: the store failed.
@@ -477,7 +509,10 @@ class MessageConsumer:
         txn = self.txn
         assert txn.times is not None, "an application with timers has event time"
         txn.envelope = None
-        return self._firing(txn.timers.next_of_event_time(txn.times.watermark_us))
+        while (timer := txn.timers.next_of_event_time(txn.times.watermark_us)) is not None:
+            if (due := self._due(timer)) is not None:
+                return due
+        return None
 
     def check_full(self) -> None:
         """Look if the transaction is full, after a timer of event time.
@@ -488,11 +523,20 @@ class MessageConsumer:
         if self.fired_count % FULL_CHECK_COUNT == 0 and self.is_full:
             raise FullError
 
-    def _firing(self, timer: Timer | None) -> Timer | None:
-        if timer is not None:
-            self._first = None  # the transaction is not empty
-            self.fired_count += 1
-        return timer
+    def _due(self, timer: Timer | WindowTimer) -> Due | None:
+        """Return the hook of a timer that fires; None if it has none to call."""
+        self._first = None  # the transaction is not empty
+        self.fired_count += 1
+        application = self.application
+        if isinstance(timer, Timer):
+            return Due("on_timer", application.on_timer, timer)
+        assert self._windows is not None, "timers of windows wait for an application with windows"
+        window = self._windows.take(timer)
+        if window is None:
+            return None
+        if timer.closes:
+            return Due("on_closed", application.on_closed, window)
+        return Due("on_updated", application.on_updated, window)
 
     def reach(self, envelope: Envelope[Any]) -> None:
         """Note that a message is to be consumed, in event time."""
@@ -512,7 +556,21 @@ class MessageConsumer:
             BaseException: that of the application's function.
         """
         times = self.txn.times
-        return 0 if times is None else times.event_us(envelope.journal, envelope.message)
+        if times is None:
+            return 0
+        event_us = times.event_us(envelope.journal, envelope.message)
+        if self._windows is not None:
+            self._windows.begin_message(envelope.journal, event_us)
+        return event_us
+
+    def late_windows(self) -> Sequence[Window[Any]]:
+        """Return the windows for which the message that was consumed was late."""
+        if self._windows is None:
+            return ()
+        self._windows.end_message()
+        late = self._windows.late
+        self.late_count += len(late)
+        return late
 
     def timer_fired(self, deadline: float) -> Slice | None:
         """Return the end of a stretch after a timer; None if the next one may fire."""
@@ -536,11 +594,11 @@ class MessageConsumer:
 
     def _fire_timers(self, deadline: float) -> Slice | None:
         """Fire timers that are due; return None if none is left."""
-        while (timer := self.next_timer()) is not None:
+        while (due := self.next_timer()) is not None:
             try:
-                self.application.on_timer(self.txn, timer)
+                due.hook(self.txn, due.argument)
             except BaseException as error:
-                raise timer_failed(timer, error) from error
+                raise timer_failed(due, error) from error
             if (done := self.timer_fired(deadline)) is not None:
                 return done
         return None
@@ -604,6 +662,8 @@ class MessageConsumer:
         try:
             event_us = self.event_us(envelope)
             self.application.consume(txn, message)
+            for window in self.late_windows():
+                self.application.on_late(txn, message, window)
             if self.bad.validates_each:
                 self.validate_state()
         except BaseException as error:
@@ -618,19 +678,21 @@ class MessageConsumer:
 
         Raises:
             FullError: some are left, which the next transaction fires.
-            HookFailedError: the hook ``on_timer`` raised.
+            HookFailedError: the hook of one raised.
         """
-        while (timer := self.next_event_timer()) is not None:
+        while (due := self.next_event_timer()) is not None:
             try:
-                self.application.on_timer(self.txn, timer)
+                due.hook(self.txn, due.argument)
             except BaseException as error:
-                raise timer_failed(timer, error) from error
+                raise timer_failed(due, error) from error
             self.check_full()
 
 
-def timer_failed(timer: Timer, error: BaseException) -> HookFailedError:
+def timer_failed(due: Due, error: BaseException) -> HookFailedError:
     """Return the error of a timer whose hook raised."""
-    return HookFailedError(f"on_timer of {timer.key!r}", error)
+    argument = due.argument
+    what = repr(argument.key if isinstance(argument, Timer) else argument)
+    return HookFailedError(f"{due.name} of {what}", error)
 
 
 class FullError(Exception):

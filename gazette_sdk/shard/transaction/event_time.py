@@ -127,6 +127,10 @@ class EventTime:
             return self._times[journal].published_us
         return microseconds(call(self._time_of, message), "the event time of a message")
 
+    def watermark_us_of(self, journal: str) -> int:
+        """Return the watermark of a source, in microseconds since 1970; 0 before there is one."""
+        return self._times[journal].watermark_us
+
     def present(self, journal: str, now_us: int) -> None:
         """Note that a source was read through to its write head, without an open transaction.
 

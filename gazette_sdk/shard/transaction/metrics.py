@@ -24,6 +24,9 @@ _MESSAGES = Counter("gazette_shard_read_messages", "Messages consumed.", ["shard
 _TIMERS = Counter("gazette_shard_fired_timers", "Timers fired.", ["shard"])
 _SKIPPED = Counter("gazette_shard_skipped", "Records that were left out.", ["shard"])
 _DEAD_LETTERS = Counter("gazette_shard_dead_letters", "Dead letters published.", ["shard"])
+_LATE = Counter(
+    "gazette_shard_late", "Messages that were late for a window, for each window.", ["shard"]
+)
 _BYTES = Counter(
     "gazette_shard_read_bytes", "Bytes of source journals that were read through.", ["shard"]
 )
@@ -127,7 +130,7 @@ class ShardMetrics:
         self._lag_bytes = lag_bytes
         self._transactions = _TRANSACTIONS.labels(shard)
         self._counters = [
-            each.labels(shard) for each in (_MESSAGES, _TIMERS, _SKIPPED, _DEAD_LETTERS)
+            each.labels(shard) for each in (_MESSAGES, _TIMERS, _SKIPPED, _DEAD_LETTERS, _LATE)
         ]
         self._bytes = _BYTES.labels(shard)
         self._recorded = _RECORDED.labels(shard)

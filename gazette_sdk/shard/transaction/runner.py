@@ -63,6 +63,7 @@ from gazette_sdk.shard.transaction.transaction import (
     Transaction,
     new_commit,
 )
+from gazette_sdk.shard.transaction.windows import new_windows
 from gazette_sdk.transport.append.queue import AnyFuture
 from gazette_sdk.user_code import acontained, is_cancellation, on_worker
 
@@ -266,6 +267,15 @@ class Runner:
                 lateness_s=application.lateness_s,
                 idle_s=application.idle_s,
             )
+        if application.windows is not None:
+            assert self._txn.times is not None, "an application with windows has timers"
+            self._txn.all_windows = new_windows(
+                application.windows,
+                store,
+                self._txn.timers,
+                self._txn.times,
+                updates_s=application.update_every_s if application.has_on_updated else None,
+            )
         self._consumer = MessageConsumer(
             application,
             self._txn,
@@ -297,9 +307,13 @@ class Runner:
         checkpoint: Checkpoint = await self._call_store("restore")
         if self._application.has_timers:
             await self._on_worker(self._consumer.restore_timers, checkpoint.times)
-        elif self._restored is None and await self._on_worker(_has_timers, self.store):
+            waits = self._txn.timers.has_left_out
+        else:
+            waits = await self._on_worker(_has_timers, self.store)
+        if waits and self._restored is None:
             _log.warning(
-                "the store of %s has timers, and %s no function for them: they wait until it has",
+                "the store of %s has timers or windows which %s does not declare: they wait until"
+                " it does",
                 self._shard.id,
                 self._application.full_name,
             )

@@ -39,8 +39,12 @@ CLOCK_CHECK_S = 60.0
 EVENT_US = 1 << 62
 """Added to times of the event clock in a store, which so keeps them after all other ones."""
 
-_EVENT_TAG = b"\x05"
-"""First byte of keys of the event clock; other keys have none such."""
+_EVENT_TAG, _CLOSING_TAG, _UPDATE_TAG = b"\x05", b"\x06", b"\x07"
+"""First bytes of keys of the event clock, and of timers of windows; other keys have none such."""
+
+_EVENT_TAGS = _EVENT_TAG, _CLOSING_TAG
+_TAGS_OF_HOOKS = b"\x01", b"\x02", b"\x03", b"\x04", _EVENT_TAG
+_WINDOW_TAGS = _CLOSING_TAG, _UPDATE_TAG
 
 _MISSING: Any = object()
 
@@ -64,6 +68,18 @@ class Timer(NamedTuple):
     clock: ClockName = "processing"
 
 
+class WindowTimer(NamedTuple):
+    """Timer of a window (`windows`) that fires.
+
+    Attributes:
+        row: key of the window in the store.
+        closes: the watermark has passed its end; else it is shown as it is.
+    """
+
+    row: bytes
+    closes: bool
+
+
 class _Window:
     """Nearest timers of one clock: all up to a time.
 
@@ -83,10 +99,17 @@ class _Window:
         self._rows: dict[bytes, int] = {}
         self._heap: list[TimerRow] = []
         self._end: TimerRow | None = None  # the window has all rows up to it; None: all there are
+        self._left_out: tuple[bytes, ...] = ()
+        self.has_left_out = False
 
-    def open(self, store: TimerStore) -> None:
-        """Read the nearest timers of a store that was just restored."""
-        self._store = store
+    def open(self, store: TimerStore, left_out: tuple[bytes, ...]) -> None:
+        """Read the nearest timers of a store that was just restored.
+
+        Args:
+            store: the store.
+            left_out: first bytes of keys whose timers wait.
+        """
+        self._store, self._left_out = store, left_out
         self._read(TimerRow(self._first, b""))
 
     def put(self, key: bytes, due_us: int) -> None:
@@ -130,7 +153,12 @@ class _Window:
         found = self._store.timers_after(after, WINDOW_COUNT)
         found = [row for row in found if row.due_us - self._first < EVENT_US]
         self._end = end = found[-1] if len(found) == WINDOW_COUNT else None
-        rows = [row for row in found if row.key not in self._changes]
+        changes, left_out = self._changes, self._left_out
+        if left_out:
+            count = len(found)
+            found = [row for row in found if not row.key.startswith(left_out)]
+            self.has_left_out |= len(found) < count
+        rows = [row for row in found if row.key not in changes]
         if self._has_open:
             rows += [
                 row
@@ -155,6 +183,7 @@ class Timers:
         self._store = store
         self._check_open = check_open
         self._rows: TimerStore | None = None
+        self._is_settable = False
         self._now_us = 0
         self._changes: dict[bytes, int | None] = {}
         # By key: what the changes and the window had before the record that is consumed; None if
@@ -211,7 +240,7 @@ class Timers:
 
     def _change(self, key: TimerKey, clock: ClockName, due_us: int | None) -> None:
         self._check_open()
-        if self._rows is None:
+        if not self._is_settable:
             raise ConfigurationError(
                 "the application has no function for timers; decorate one with"
                 " `@APPLICATION.timer`, or define `on_timer`"
@@ -222,6 +251,9 @@ class Timers:
             due_us = None if due_us is None else due_us + EVENT_US
         elif clock != "processing":
             raise ValidationError(f"clock={clock!r} of a timer; use 'processing' or 'event'")
+        self._put(encoded, due_us)
+
+    def _put(self, encoded: bytes, due_us: int | None) -> None:
         window = self._window_of(encoded)
         if self._former is not None:
             former = self._changes.get(encoded, _MISSING), window.remove(encoded)
@@ -235,12 +267,41 @@ class Timers:
     # ---------------------------------------------------------------- consumer
 
     @property
+    def has_left_out(self) -> bool:
+        """Timers wait, as the application has nothing any more that they call."""
+        return self._processing.has_left_out or self._event.has_left_out
+
+    @property
     def is_full(self) -> bool:
         """The open transaction has changed ``UNCOMMITTED_PUTS_MAX`` timers."""
         return len(self._changes) >= UNCOMMITTED_PUTS_MAX
 
-    def restore(self) -> None:
+    def set_closing(self, row: bytes, due_us: int | None) -> None:
+        """Set the timer that closes a window.
+
+        Args:
+            row: key of the window in the store.
+            due_us: event time, in microseconds since 1970; None to remove it.
+        """
+        self._put(_CLOSING_TAG + row, None if due_us is None else due_us + EVENT_US)
+
+    def set_update(self, row: bytes, after_s: float | None) -> None:
+        """Set the timer that shows a window as it is.
+
+        Args:
+            row: key of the window in the store.
+            after_s: seconds from the begin of the transaction; None to remove it.
+        """
+        due_us = None if after_s is None else self._now_us + round(after_s * SECOND_US)
+        self._put(_UPDATE_TAG + row, due_us)
+
+    def restore(self, *, is_settable: bool = True, has_windows: bool = False) -> None:
         """Read the nearest timers of the store, which was just restored.
+
+        Args:
+            is_settable: the application has a function for the timers that its hooks set. These
+                wait else.
+            has_windows: it has windows, whose timers wait else.
 
         Raises:
             ConfigurationError: the store keeps no timers.
@@ -253,11 +314,13 @@ class Timers:
                 " shard.JsonStore or shard.SqlStore, or define the methods of `TimerStore`"
             )
         store.open_timers()
-        self._rows = store
+        self._rows, self._is_settable = store, is_settable
         self._changes.clear()
         self._former = None
+        left_out: tuple[bytes, ...] = () if has_windows else _WINDOW_TAGS
+        left_out += () if is_settable else _TAGS_OF_HOOKS
         for window in (self._processing, self._event):
-            window.open(store)
+            window.open(store, left_out)
 
     def begin(self, now: float) -> None:
         """Begin a transaction, which fires what is due by now.
@@ -267,7 +330,7 @@ class Timers:
         """
         self._now_us = round(now * SECOND_US)
 
-    def next_due(self) -> Timer | None:
+    def next_due(self) -> Timer | WindowTimer | None:
         """Return the next timer that was due when the transaction began, and remove it.
 
         Raises:
@@ -275,7 +338,7 @@ class Timers:
         """
         return self._take(self._processing, self._now_us)
 
-    def next_of_event_time(self, watermark_us: int) -> Timer | None:
+    def next_of_event_time(self, watermark_us: int) -> Timer | WindowTimer | None:
         """Return the next timer of event time that is due, and remove it.
 
         Args:
@@ -286,12 +349,14 @@ class Timers:
         """
         return self._take(self._event, watermark_us + EVENT_US)
 
-    def _take(self, window: _Window, now_us: int) -> Timer | None:
+    def _take(self, window: _Window, now_us: int) -> Timer | WindowTimer | None:
         row = window.nearest()
         if row is None or row.due_us > now_us:
             return None
         window.remove(row.key)
         self._changes[row.key] = None
+        if row.key.startswith(_WINDOW_TAGS):
+            return WindowTimer(row.key[1:], window is self._event)
         if window is self._event:
             at = (row.due_us - EVENT_US) / SECOND_US
             return Timer(any_key.decode(row.key[1:]), at, "event")
@@ -372,7 +437,7 @@ class Timers:
         return min(max(0.0, wait_us / SECOND_US), CLOCK_CHECK_S)
 
     def _window_of(self, key: bytes) -> _Window:
-        return self._event if key.startswith(_EVENT_TAG) else self._processing
+        return self._event if key.startswith(_EVENT_TAGS) else self._processing
 
 
 _TIME = "a timer's time"

@@ -34,6 +34,7 @@ from gazette_sdk.protocol.labels import values_of
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.shard.transaction.event_time import SECOND_US, EventTime
 from gazette_sdk.shard.transaction.timers import Timers
+from gazette_sdk.shard.transaction.windows import Window, Windows
 from gazette_sdk.transport.append.appender import JournalAppender
 from gazette_sdk.transport.append.queue import AnyFuture, PendingAppend
 from gazette_sdk.transport.base import Transport
@@ -297,11 +298,13 @@ class Transaction(Generic[S]):
         timers: timers of the shard, see :meth:`Timers.set
             <gazette_sdk.shard.transaction.timers.Timers.set>` and ``cancel``.
         times: watermarks of the sources; None of an application without timers.
+        all_windows: open windows of the shard; None of an application without windows.
     """
 
     __slots__ = (
         "_output",
         "_touched",
+        "all_windows",
         "envelope",
         "is_open",
         "now",
@@ -319,6 +322,7 @@ class Transaction(Generic[S]):
         self.now = 0.0
         self.timers = Timers(store, self._check_open)
         self.times: EventTime | None = None
+        self.all_windows: Windows | None = None
         self._output = output
         self._touched: Envelope[Any] | None = None  # the last message that published something
 
@@ -373,6 +377,32 @@ class Transaction(Generic[S]):
         self._touched = self.envelope
         self._output.append(journal, content)
 
+    def windows(self, message: Any) -> list[Window[Any]]:
+        """Return the open windows of the message that is consumed, the earliest first.
+
+        One window where they are tumbling or sessions, several where they are hopping; none where
+        it is late. Its state is what the handler assigns or changes::
+
+            for window in txn.windows(ride):
+                window.state = (window.state or 0) + ride.cents
+
+        Args:
+            message: the message, from which their key is taken.
+
+        Raises:
+            ClosedError: no transaction is open.
+            ConfigurationError: the application has no windows.
+            ValidationError: no message is consumed; or its key cannot be the key of a window.
+            ShardStoreError: the store failed.
+        """
+        self._check_open()
+        if self.all_windows is None:
+            raise ConfigurationError(
+                "the application has no windows; declare them, as"
+                " windows=shard.windows.Tumbling(size_s=60)"
+            )
+        return self.all_windows.of(message)
+
     @property
     def watermark(self) -> float | None:
         """Event time before which no message is expected, in Unix seconds; None if unknown."""
@@ -392,7 +422,9 @@ class Transaction(Generic[S]):
         Raises:
             ConfigurationError: the message has published something, or there is none.
         """
-        if self.envelope is None or self.has_published:
+        windows = self.all_windows
+        is_touched = windows is not None and windows.is_touched
+        if self.envelope is None or self.has_published or is_touched:
             raise ConfigurationError(
                 "a message is deferred before it has any effect; call `defer` first, in `consume`"
             )
