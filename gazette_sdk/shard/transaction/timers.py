@@ -74,10 +74,12 @@ class WindowTimer(NamedTuple):
     Attributes:
         row: key of the window in the store.
         closes: the watermark has passed its end; else it is shown as it is.
+        due_us: the time for which it was set, in microseconds since 1970.
     """
 
     row: bytes
     closes: bool
+    due_us: int
 
 
 class _Window:
@@ -356,7 +358,8 @@ class Timers:
         window.remove(row.key)
         self._changes[row.key] = None
         if row.key.startswith(_WINDOW_TAGS):
-            return WindowTimer(row.key[1:], window is self._event)
+            closes = window is self._event
+            return WindowTimer(row.key[1:], closes, row.due_us - EVENT_US * closes)
         if window is self._event:
             at = (row.due_us - EVENT_US) / SECOND_US
             return Timer(any_key.decode(row.key[1:]), at, "event")

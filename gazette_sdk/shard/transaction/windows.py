@@ -425,7 +425,7 @@ class Windows:
             return None
         if timer.closes:
             closes_us = window.end_us + self._grace_us
-            if closes_us > self._times.watermark_us:  # a session that has grown
+            if closes_us > timer.due_us:  # a session that has grown closes in its turn
                 self._timers.set_closing(row, closes_us)
                 return None
             self._remove(window)

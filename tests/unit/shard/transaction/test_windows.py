@@ -298,6 +298,19 @@ def test_a_replay_gives_what_the_live_run_gave(sources, declared, lateness_s, da
     assert not store.timers
 
 
+@pytest.mark.parametrize("step_s", [1, 100])
+def test_sessions_that_grew_close_in_the_order_of_their_ends(step_s):
+    """However far the watermark moves at once."""
+    declared = Session(5, by=attrgetter("key"), state=list[str], merge=merged)
+    machine = Machine(MemoryStore, declared, ["a"], 60, None)
+    for second, key in [(0, "a"), (2, "b"), (4, "a"), (5, "c")]:
+        machine.consume("a", Event(str(second), key, 0, BEGIN + second * S))
+    for second in range(0, 101, step_s):
+        machine.times.watermark_us = BEGIN + second * S
+        machine.close()
+    assert [key for _, key, *_ in machine.pending] == ["b", "a", "c"]
+
+
 def test_windows_are_forgotten_when_they_are_many(new_store, monkeypatch):
     """And read again when they are needed."""
     monkeypatch.setattr(windows_module, "CACHED_BYTES", 3000)
