@@ -20,6 +20,7 @@ from gazette_sdk.shard.stores.codec import any_key
 from gazette_sdk.shard.transaction import consume as consume_module
 from gazette_sdk.shard.transaction import timers as timers_module
 from gazette_sdk.shard.transaction.consume import MessageConsumer
+from gazette_sdk.shard.transaction.event_time import EventTime
 from gazette_sdk.shard.transaction.failure import BadRecords, HandlerFailedError, HookFailedError
 from gazette_sdk.shard.transaction.machine import TransactionMachine
 from gazette_sdk.shard.transaction.timers import Timer, Timers
@@ -289,9 +290,11 @@ def test_a_message_may_be_deferred_after_a_timer(tmp_path):
     store.restore()
     store.put_timers({any_key.encode(7): 1})
     machine = TransactionMachine(min_s=0, max_s=10, waits_for_acks=True, overlaps_commit=True)
+    txn = Transaction(None, store, output)
+    txn.times = EventTime([JOURNAL])
     consumer = MessageConsumer(
         defers,
-        Transaction(None, store, output),
+        txn,
         output,
         machine,
         recorder=None,
@@ -360,7 +363,7 @@ def test_timers_without_a_function_are_refused_and_named_when_they_were_left(cap
     application = shard.handler(message=str, store=Kept, name="left")(lambda txn, message: None)
     with caplog.at_level(logging.WARNING):
         run_handler(application, ["a"])
-    assert "the store of memory has timers, and left no function for them" in caplog.text
+    assert "the store of memory has timers or windows which left does not declare" in caplog.text
 
 
 def test_declarations_are_checked_where_they_stand():
@@ -381,7 +384,7 @@ def test_declarations_are_checked_where_they_stand():
         quiet_of(fired)
     with pytest.raises(ConfigurationError, match="is no function"):
         quiet_of(None)
-    with pytest.raises(ConfigurationError, match="has a function for its timers"):
+    with pytest.raises(ConfigurationError, match="has a function for `on_timer`"):
         quiet().timer(lambda txn, timer: None)
 
 
