@@ -97,7 +97,7 @@ class Custody:
         self._local_id = local_id
         self._max_replication = max_replication
         self._member = member
-        self._continuity = Continuity.UNKNOWN
+        self._seen_revision = 0
         self._recovered: list[CompletedSpool] = []
         self._records = RecordedRoutes(keyspace, local_id)
         self.last_routes = LastRoutes(keyspace, self._records, max_replication)
@@ -114,9 +114,12 @@ class Custody:
             EtcdError: Etcd did not answer.
             OSError: the files could not be withheld.
         """
-        self._continuity = await withhold_other_history(
-            self._etcd, self._directory, self._history.seen(self._directory), self._keyspace.root
+        seen = self._history.seen(self._directory)
+        continuity = await withhold_other_history(
+            self._etcd, self._directory, seen, self._keyspace.root
         )
+        if seen is not None and continuity is Continuity.SAME:
+            self._seen_revision = seen.revision
 
     async def recover(self, cluster_id: int) -> None:
         """Recover heads and spools of the spool directory.
@@ -137,8 +140,9 @@ class Custody:
             OSError: files could not be withheld.
         """
         directory, keyspace = self._directory, self._keyspace
-        if self._continuity is not Continuity.SAME:
-            self._recovered = await withhold_missing(directory, keyspace, self._recovered)
+        self._recovered = await withhold_missing(
+            directory, keyspace, self._recovered, self._seen_revision
+        )
         await asyncio.to_thread(directory.sweep, self._exists)
         await self._load_records()
         await self._claim_missing()

@@ -231,9 +231,16 @@ class Quarantine:
         return taken, ready
 
     def hold(self, spool: CompletedSpool) -> None:
-        """Take a spool of this process: others may have continued its journal without us."""
+        """Take a spool of this process: others may have continued its journal without us.
+
+        One that ends after our head is contested. It was kept at a replica's end, and the next one
+        begins before it.
+        """
         key = (spool.fragment.journal, spool.create_revision)
-        self._entries.setdefault(key, []).append(_Entry(spool))
+        entry = _Entry(spool)
+        if spool.fragment.end > self._directory.head_end(*key):
+            entry.step(SpoolInput.CONTINUED_BY_OTHERS)
+        self._entries.setdefault(key, []).append(entry)
         self._ready.setdefault(key, Signal())
         self._woken.set()
 
@@ -370,7 +377,10 @@ class Quarantine:
         return self._stored_end(key[0]) if self._is_any_contested(asked) else 0
 
     def _is_any_contested(self, asked: Sequence[_Entry]) -> bool:
-        return any(self._directory.is_contested(entry.spool) for entry in asked)
+        return any(
+            entry.state is SpoolState.CONTESTED or self._directory.is_contested(entry.spool)
+            for entry in asked
+        )
 
     async def _ask(
         self, key: Key, asked: Sequence[_Entry], others: Sequence[pb.ProcessSpec.ID]

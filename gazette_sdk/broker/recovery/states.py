@@ -15,8 +15,8 @@ absent      the head file is damaged        rename to head.damaged             a
 absent      the head is of another cluster  none                               absent
 absent      a fragment is closed            write the head file                known
 absent      its spools are all in use       write the head file                known
-absent      others continued the journal    none                               absent
-absent      Etcd lacks the history          none                               absent
+absent      others continued the journal    contest the spools                 absent
+absent      Etcd lacks the history          contest the spools                 absent
 absent      the journal is deleted          none                               absent
 unverified  a fragment is closed            write the head file                known
 unverified  no one has bytes after it       write the head file                known
@@ -124,6 +124,7 @@ class HeadEffect(enum.Enum):
     SET_ASIDE = "rename to head.damaged"
     FORGET = "remove it; contest the spools"
     DOUBT = "keep it aside; contest the spools"
+    CONTEST = "contest the spools"
 
 
 HEAD: Mapping[tuple[HeadState, HeadInput], tuple[HeadEffect, HeadState]] = {
@@ -133,8 +134,8 @@ HEAD: Mapping[tuple[HeadState, HeadInput], tuple[HeadEffect, HeadState]] = {
     (HeadState.ABSENT, HeadInput.OTHER_CLUSTER): (HeadEffect.NOTHING, HeadState.ABSENT),
     (HeadState.ABSENT, HeadInput.COMMITTED): (HeadEffect.WRITE, HeadState.KNOWN),
     (HeadState.ABSENT, HeadInput.SPOOLS_IN_USE): (HeadEffect.WRITE, HeadState.KNOWN),
-    (HeadState.ABSENT, HeadInput.CONTINUED_BY_OTHERS): (HeadEffect.NOTHING, HeadState.ABSENT),
-    (HeadState.ABSENT, HeadInput.HISTORY_LOST): (HeadEffect.NOTHING, HeadState.ABSENT),
+    (HeadState.ABSENT, HeadInput.CONTINUED_BY_OTHERS): (HeadEffect.CONTEST, HeadState.ABSENT),
+    (HeadState.ABSENT, HeadInput.HISTORY_LOST): (HeadEffect.CONTEST, HeadState.ABSENT),
     (HeadState.ABSENT, HeadInput.JOURNAL_DELETED): (HeadEffect.NOTHING, HeadState.ABSENT),
     (HeadState.UNVERIFIED, HeadInput.COMMITTED): (HeadEffect.WRITE, HeadState.KNOWN),
     (HeadState.UNVERIFIED, HeadInput.VERIFIED): (HeadEffect.WRITE, HeadState.KNOWN),

@@ -16,7 +16,8 @@ may be given to brokers without these bytes: it waits for those that recorded th
 
 A directory recognizes the history by a key that it has seen (`HistoryMark`): a revision alone does
 not show it, because Etcd may have reached it again. If Etcd has compacted that revision it is not
-known whether a missing journal was deleted, so that its spools are withheld, too.
+known whether a missing journal was deleted, so that its spools are withheld, too. So are those of a
+journal that was created after it, just before the broker was killed.
 """
 
 from __future__ import annotations
@@ -80,7 +81,10 @@ async def withhold_other_history(
 
 
 async def withhold_missing(
-    directory: SpoolDirectory, keyspace: BrokerKeySpace, recovered: Iterable[CompletedSpool]
+    directory: SpoolDirectory,
+    keyspace: BrokerKeySpace,
+    recovered: Iterable[CompletedSpool],
+    seen_revision: int,
 ) -> list[CompletedSpool]:
     """Withhold recovered spools of journals that Etcd does not have. Return the others.
 
@@ -88,6 +92,8 @@ async def withhold_missing(
         directory: the spool directory.
         keyspace: mirror of Etcd.
         recovered: spools, by journal.
+        seen_revision: revision up to which Etcd is known to have the history that was seen; 0 if it
+            is not. A journal that was created by then is deleted if it is missing.
 
     Raises:
         OSError: the files could not be withheld.
@@ -95,7 +101,8 @@ async def withhold_missing(
     missing: dict[str, list[CompletedSpool]] = {}
     others: list[CompletedSpool] = []
     for spool in recovered:
-        if keyspace.item(spool.fragment.journal) is None:
+        is_new = spool.create_revision > seen_revision
+        if is_new and keyspace.item(spool.fragment.journal) is None:
             missing.setdefault(spool.fragment.journal, []).append(spool)
         else:
             others.append(spool)

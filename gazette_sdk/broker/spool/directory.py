@@ -345,6 +345,11 @@ class SpoolDirectory:
         """Return the unverified head of a journal; ``None`` if it has none."""
         return self._unverified.get(name)
 
+    def head_end(self, name: str, create_revision: int) -> int:
+        """Return the end of a journal's head, verified or not; 0 if it has none."""
+        head = self._heads.get(name) or self._unverified.get(name)
+        return head.end if head is not None and head.create_revision == create_revision else 0
+
     def has_former_head(self, name: str, create_revision: int) -> bool:
         """Return True if a head of a journal was known here, and is forgotten or unverified.
 
@@ -426,7 +431,9 @@ class SpoolDirectory:
         """
         with self._heads_lock:
             effect, _ = head_step(self._state_of(name), reason)
-            if effect not in {HeadEffect.FORGET, HeadEffect.DOUBT}:
+            if effect is HeadEffect.NOTHING:
+                return
+            if effect is HeadEffect.CONTEST and not self._has_uncontested(name):
                 return
             unverified = self._unverified.pop(name, None)
             head = self._heads.pop(name, None)
@@ -451,6 +458,14 @@ class SpoolDirectory:
                 (directory / "head").unlink(missing_ok=True)
                 if effect is HeadEffect.FORGET:
                     self._unverified_path(name).unlink(missing_ok=True)
+
+    def _has_uncontested(self, name: str) -> bool:
+        """Return True if a spool of a journal was made since its head was last forgotten.
+
+        As one that is kept though not all replicas have acknowledged it: it may be all there is.
+        """
+        forgotten = self._forgotten.get(name, 0)
+        return any(serial_of(path) > forgotten for path in self._directory_of(name).glob("*-*.*"))
 
     def _state_of(self, name: str) -> HeadState:
         if name in self._heads:
@@ -763,13 +778,11 @@ class JournalSpools:
 
     def forget_head(self) -> None:
         """Forget the head: others continued the journal. See :meth:`SpoolDirectory.forget_head`."""
-        if self.head is not None:
-            self._directory.forget_head(self.name)
+        self._directory.forget_head(self.name)
 
     def doubt_head(self) -> None:
         """Use the head no more before it is known that no one has bytes after it."""
-        if self.head is not None:
-            self._directory.forget_head(self.name, HeadInput.HISTORY_LOST)
+        self._directory.forget_head(self.name, HeadInput.HISTORY_LOST)
 
     def was_forgotten(self, file: ContentFile | None, end: int) -> bool:
         """Return True if the head was forgotten since the current spool was begun.
