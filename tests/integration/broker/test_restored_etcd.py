@@ -82,8 +82,12 @@ SPOOLS = [b"acknowledged", b"and after", b"before "]
 
 
 @contextlib.asynccontextmanager
-async def crashed_broker(restorable, tmp_path):
-    """A broker that acknowledged bytes before and after the backup, and was killed then."""
+async def crashed_broker(restorable, tmp_path, *, has_seen_all=True):
+    """A broker that acknowledged bytes before and after the backup, and was killed then.
+
+    Its directory has seen what Etcd had then, or in the end what it had at the backup: the last
+    second is not written.
+    """
     fixture = EtcdFixture(restorable.server)
     broker = Broker(config_for(fixture, tmp_path))
     await broker.start()
@@ -91,11 +95,16 @@ async def crashed_broker(restorable, tmp_path):
     await client.apply(journal_spec("a/known"))
     await client.append_when_ready("a/known", b"before ")
     await restorable.save()
+    broker._custody.flush()
+    revision = tmp_path / "spools-broker-1" / "revision"
+    seen = revision.read_bytes()
     await client.append_when_ready("a/known", b"and after")
     await client.apply(journal_spec("b/new"))
     await client.append_when_ready("b/new", b"acknowledged")
     broker._custody.flush()
     await crash(broker)
+    if not has_seen_all:
+        revision.write_bytes(seen)
     yield fixture
 
 
@@ -164,6 +173,25 @@ def test_an_etcd_that_went_back_is_recognized_when_it_has_more_revisions_again(
             assert contents(tmp_path) == SPOOLS
 
     run(scenario(), timeout_s=60)
+
+
+def test_bytes_of_a_journal_that_was_created_in_the_last_second_outlive_an_older_etcd(
+    restorable, tmp_path
+):
+    """Etcd has all that the directory has seen, so it counts as the same."""
+
+    async def scenario():
+        async with crashed_broker(restorable, tmp_path, has_seen_all=False) as fixture:
+            await restorable.restore()
+            async with a_broker(fixture, tmp_path) as (broker, client):
+                assert {each.journal for each in broker._spools.withheld()} == {"b/new"}
+                await client.append_until("a/known", b"!", pb.OK)
+                assert await client.read("a/known") == b"before and after!"
+                await client.apply(journal_spec("b/new"))
+                await client.append_until("b/new", b"!", pb.OK)
+                assert await client.read("b/new") == b"acknowledged!"
+
+    run(scenario(), timeout_s=90)
 
 
 def test_a_journal_that_was_deleted_meanwhile_leaves_no_spools(restorable, tmp_path):

@@ -207,6 +207,30 @@ def test_a_spool_of_this_process_is_decided_about_as_others_are(root):
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("head", [4, len(WHOLE)])
+def test_a_spool_after_our_head_is_used_if_others_go_on_after_it(root, head):
+    """It was kept at the end of a replica, and the next one begins before it: at our head."""
+
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            inventory = ScriptedInventory([])
+            inventory.head_offset = head
+            made = Made(directory, inventory, other_members=lambda: [OTHER])
+            (entry,) = made.quarantine._entries.pop((JOURNAL, REVISION))
+            made.quarantine._ready.clear()
+            directory._heads[JOURNAL] = replace(directory._heads[JOURNAL], end=4)
+            made.quarantine.hold(entry.spool)
+            taken, ready = made.quarantine.take(JOURNAL, REVISION)
+            assert not taken
+            assert not ready.fired
+            await asyncio.wait_for(made.quarantine.run(), 10)
+            assert made.uploaded == ([] if head == 4 else [entry.spool])
+            assert ready.fired
+        assert bool(recovered_names(root)) is (head == 4)
+
+    asyncio.run(scenario())
+
+
 def test_spools_of_a_deleted_journal_go_to_the_persister_which_drops_them(root):
     inventory = ScriptedInventory([fragment(0, 100)])
     made, taken = decide(root, inventory, exists=False)

@@ -181,6 +181,33 @@ def test_a_forgotten_head_stays_forgotten_while_spools_are_still_there(root):
     asyncio.run(scenario())
 
 
+def test_spools_without_a_head_are_contested_when_others_continue_their_journal(root):
+    """As content that a primary kept, of which not all replicas had anything."""
+
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            directory.forget_head("never/here")
+            user = SpoolUser(directory)
+            await user.append(b"kept")
+            kept = await asyncio.to_thread(user.spool.content_after, 0)
+            assert not directory.is_contested(kept)
+            assert directory.head(JOURNAL, create_revision=REVISION, cluster_id=CLUSTER) is None
+            directory.forget_head(JOURNAL)
+            assert directory.is_contested(kept)
+            (written,) = root.rglob("forgotten")
+            before = written.stat().st_ino
+            directory.forget_head(JOURNAL)
+            assert written.stat().st_ino == before, "nothing is new"
+            later = SpoolUser(directory)
+            await later.append(b"later")
+            assert not directory.is_contested(await asyncio.to_thread(later.spool.content_after, 0))
+        with SpoolDirectory(root) as directory:
+            contested = [directory.is_contested(spool) for spool in directory.recover(CLUSTER)]
+            assert sorted(contested) == [False, False, True, True], "each, and its copy"
+
+    asyncio.run(scenario())
+
+
 def test_deleted_journals_are_swept(root):
     async def scenario():
         with SpoolDirectory(root) as directory:
