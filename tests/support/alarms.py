@@ -36,7 +36,7 @@ TO_RINGS = mapping.modulo("topic=rings", key=attrgetter("name"))
 class Alarms(shard.Application):
     """Alarms with odd numbers are of event time, which follows the present 0.2 s later."""
 
-    message, sources, idle_s = Alarm, "topic=alarms", 0.2
+    message, sources, event_time, idle_s = Alarm, "topic=alarms", "published", 0.2
 
     def consume(self, txn, message):
         clock = "event" if int(message.name.rpartition("/")[2]) % 2 else "processing"

@@ -34,6 +34,8 @@ class Model:
         self.declared, self.lateness = declared, round(lateness_s * S)
         self.grace = round(declared.grace_s * S)
         self.greatest = 0
+        # A session may be joined for so long after its end.
+        self.joinable = round(declared.gap_s * S) if isinstance(declared, Session) else 0
         self.open: list[tuple[str, int, int, list[str]]] = []
         self.output = Counter()
 
@@ -74,6 +76,7 @@ class Model:
         return [(begin, begin + size) for begin in begins if begin + size > at]
 
     def close(self, passed=math.inf):
+        passed -= self.joinable
         for key, begin, end, names in [each for each in self.open if each[2] <= passed]:
             self.output["closed", key, (begin, end), tuple(names)] += 1
         self.open = [each for each in self.open if each[2] > passed]

@@ -248,7 +248,8 @@ class Application(Generic[M, S]):
             output.
         reads_acks: pass acknowledgements, too, to ``consume``.
         event_time: returns the event time of a message, in Unix seconds or as a datetime with a
-            zone, for timers of event time; None for the time of its publication.
+            zone; ``"published"`` for that of its publication, which windows have, too, where
+            nothing is declared.
         lateness_s: how far out of order event times may be, in seconds.
         idle_s: time without a message after which a source is quiet, in seconds, so that event time
             passes there; None for never.
@@ -454,6 +455,11 @@ class Application(Generic[M, S]):
         return not _is_inherited(self, "on_timer")
 
     @property
+    def has_event_time(self) -> bool:
+        """True if it declares event time, or windows."""
+        return self.event_time is not None or self.windows is not None
+
+    @property
     def has_on_updated(self) -> bool:
         """True if it defines ``on_updated``."""
         return not _is_inherited(self, "on_updated")
@@ -508,12 +514,7 @@ class Application(Generic[M, S]):
                 f"{name}: on_error={self.on_error!r}; use 'fail', 'skip' or"
                 " shard.dead_letters('JOURNAL')"
             )
-        if self.event_time is not None and not callable(self.event_time):
-            raise ConfigurationError(
-                f"{name}: event_time={self.event_time!r} is no function; use one of the message, as"
-                " attrgetter('at')"
-            )
-        check_event_time(name, self.lateness_s, self.idle_s)
+        check_event_time(name, self.event_time, self.lateness_s, self.idle_s)
         _check_store(name, self.store)
         self._validate_sources(name)
         self._validate_hooks(name)

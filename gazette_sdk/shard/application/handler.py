@@ -33,7 +33,7 @@ from gazette_sdk.shard.application.application import (
     Sources,
     generated,
 )
-from gazette_sdk.shard.transaction.event_time import IDLE_S
+from gazette_sdk.shard.transaction.event_time import IDLE_S, DeclaredTime
 from gazette_sdk.shard.transaction.windows import Declared
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import WatchedList
@@ -167,7 +167,7 @@ def handler(
     max_txn_s: float = 1.0,
     on_error: OnError = "fail",
     waits_for_acks: bool = True,
-    event_time: Callable[[Any], Any] | None = None,
+    event_time: DeclaredTime | None = None,
     lateness_s: float = 0.0,
     idle_s: float | None = IDLE_S,
     windows: Declared | None = None,
@@ -195,7 +195,8 @@ def handler(
         waits_for_acks: keep a transaction open, up to ``max_txn_s``, while sequences of messages
             that it read are not acknowledged yet.
         event_time: returns the event time of a message, in Unix seconds or as a datetime with a
-            zone, for timers of event time; None for the time of its publication.
+            zone; ``"published"`` for that of its publication, which windows have, too, where
+            nothing is declared.
         lateness_s: how far out of order event times may be, in seconds.
         idle_s: time without a message after which a source is quiet, in seconds, so that event time
             passes there; None for never.

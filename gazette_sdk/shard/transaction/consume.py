@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gazette_sdk.message.checkpoint import Checkpoint, SourceTimes
+from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.uuid import parse_raw_uuid, unix_100ns_of_clock
 from gazette_sdk.shard.application.application import Application
@@ -399,22 +399,21 @@ class MessageConsumer:
 
     # ----------------------------------------------------------------- timers
 
-    def restore_timers(self, times: Mapping[str, SourceTimes]) -> None:
-        """Read the timers of the store, which was just restored.
-
-        Args:
-            times: of the sources, as the checkpoint has them.
+    def restore_timers(self) -> None:
+        """Read the timers of the store, which was just restored, as event time was.
 
         Raises:
             ConfigurationError: the store keeps no timers.
             ShardStoreError: the store failed.
         """
         timers, windows = self.txn.timers, self._windows
-        timers.restore(is_settable=self.application.has_on_timer, has_windows=windows is not None)
+        timers.restore(
+            is_settable=self.application.has_on_timer,
+            has_event_time=self.txn.times is not None,
+            has_windows=windows is not None,
+        )
         if windows is not None:
             windows.restore()
-        if self.txn.times is not None:
-            self.txn.times.restore(times)
         self.wait_for_timers()
 
     def is_to_begin(self) -> bool:
@@ -496,7 +495,8 @@ class MessageConsumer:
         while (timer := timers.next_due()) is not None:
             if (due := self._due(timer)) is not None:
                 return due
-        if (due := self.next_event_timer()) is None:
+        due = None if self.txn.times is None else self.next_event_timer()
+        if due is None:
             self.machine.timer_at = math.inf
         return due
 
@@ -507,7 +507,7 @@ class MessageConsumer:
             ShardStoreError: the store failed.
         """
         txn = self.txn
-        assert txn.times is not None, "an application with timers has event time"
+        assert txn.times is not None, "only event time has such timers"
         txn.envelope = None
         while (timer := txn.timers.next_of_event_time(txn.times.watermark_us)) is not None:
             if (due := self._due(timer)) is not None:
@@ -656,9 +656,11 @@ class MessageConsumer:
         assert envelope is not None, "a message has an envelope"
         if txn.times is not None:
             self.reach(envelope)
-            self._fire_event_timers()
-            txn.envelope = envelope
-        self.begin_record()
+            if txn.timers.has_event_timers:
+                self._fire_event_timers()
+                txn.envelope = envelope
+        if self._undoes or self.bad:
+            self.begin_record()
         try:
             event_us = self.event_us(envelope)
             self.application.consume(txn, message)

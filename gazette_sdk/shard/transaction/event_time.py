@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from gazette_sdk.errors import ConfigurationError, ValidationError
 from gazette_sdk.message.checkpoint import SourceTimes
@@ -35,8 +35,11 @@ TIME_END_S = 253_402_300_800.0
 IDLE_S = 10.0
 """Time without a message after which a source is quiet, if nothing else is declared."""
 
-TimeOf = Callable[[Any], Any]
+TimeOf: TypeAlias = Callable[[Any], Any]
 """Function that returns the event time of a message: Unix seconds, or a datetime with a zone."""
+
+DeclaredTime: TypeAlias = TimeOf | Literal["published"]
+"""Declaration of event time: a function, or that of the publication."""
 
 
 def microseconds(seconds: object, what: str) -> int:
@@ -60,12 +63,21 @@ def microseconds(seconds: object, what: str) -> int:
     return round(seconds * SECOND_US)
 
 
+class _Source:
+    """Times of one source, as of :class:`SourceTimes`."""
+
+    __slots__ = ("published_us", "watermark_us")
+
+    def __init__(self) -> None:
+        self.watermark_us = self.published_us = 0
+
+
 class EventTime:
     """Watermarks of a shard.
 
     Args:
         journals: names of its sources.
-        time_of: returns the event time of a message; None for the time of its publication.
+        declared: event time of messages; None for that of their publication.
         lateness_s: how far out of order event times may be, in seconds.
         idle_s: time after which a source is quiet, in seconds; None for never.
 
@@ -76,26 +88,31 @@ class EventTime:
     def __init__(
         self,
         journals: Iterable[str],
-        time_of: TimeOf | None = None,
+        declared: DeclaredTime | None = None,
         *,
         lateness_s: float = 0.0,
         idle_s: float | None = IDLE_S,
     ) -> None:
-        self._time_of = time_of
+        self._time_of = None if isinstance(declared, str) else declared
         self._lateness_us = round(lateness_s * SECOND_US)
         self._idle_us = None if idle_s is None else round(idle_s * SECOND_US)
-        self._times = dict.fromkeys(journals, SourceTimes())
+        self._sources = {journal: _Source() for journal in journals}
         self.watermark_us = 0
 
     @property
     def times(self) -> dict[str, SourceTimes]:
         """Times of the sources, to be committed."""
-        return {journal: times for journal, times in self._times.items() if any(times)}
+        times = {
+            journal: SourceTimes(source.watermark_us, source.published_us)
+            for journal, source in self._sources.items()
+        }
+        return {journal: each for journal, each in times.items() if any(each)}
 
     def restore(self, times: Mapping[str, SourceTimes]) -> None:
         """Continue at the times of a checkpoint. A journal that is no source is left out."""
-        self._times = {journal: times.get(journal, SourceTimes()) for journal in self._times}
-        self._raised()
+        for journal, source in self._sources.items():
+            source.watermark_us, source.published_us = times.get(journal, SourceTimes())
+        self.watermark_us = self._least_us()
 
     def read(self, journal: str, published_us: int) -> None:
         """Note a message that is to be consumed.
@@ -104,17 +121,15 @@ class EventTime:
             journal: its source.
             published_us: its publication time, in microseconds since 1970.
         """
-        watermark_us, before_us = self._times[journal]
-        if published_us <= before_us:
-            return
-        watermark_us = max(watermark_us, self._quiet_until(published_us, before_us))
-        self._raise(journal, SourceTimes(watermark_us, published_us))
+        source = self._sources[journal]
+        before_us = source.published_us
+        if published_us > before_us:
+            source.published_us = published_us
+            self._raise_quiet(source, published_us, before_us)
 
     def consumed(self, journal: str, event_us: int) -> None:
         """Note a message that was consumed, and its event time."""
-        watermark_us, published_us = self._times[journal]
-        if event_us - self._lateness_us > watermark_us:
-            self._raise(journal, SourceTimes(event_us - self._lateness_us, published_us))
+        self._raise(self._sources[journal], event_us - self._lateness_us)
 
     def event_us(self, journal: str, message: Any) -> int:
         """Return the event time of a message that was read last of its source, in microseconds.
@@ -124,12 +139,12 @@ class EventTime:
             BaseException: that of the function which returns it.
         """
         if self._time_of is None:
-            return self._times[journal].published_us
+            return self._sources[journal].published_us
         return microseconds(call(self._time_of, message), "the event time of a message")
 
     def watermark_us_of(self, journal: str) -> int:
         """Return the watermark of a source, in microseconds since 1970; 0 before there is one."""
-        return self._times[journal].watermark_us
+        return self._sources[journal].watermark_us
 
     def present(self, journal: str, now_us: int) -> None:
         """Note that a source was read through to its write head, without an open transaction.
@@ -138,14 +153,13 @@ class EventTime:
             journal: the source.
             now_us: a time before which its write head was asked for, in microseconds since 1970.
         """
-        watermark_us, published_us = self._times[journal]
-        until_us = self._quiet_until(now_us, published_us)
-        if until_us > watermark_us:
-            self._raise(journal, SourceTimes(until_us, published_us))
+        source = self._sources[journal]
+        self._raise_quiet(source, now_us, source.published_us)
 
     def quiet_sources(self, due_us: int) -> list[str]:
         """Return the sources whose watermarks are before a time."""
-        return [journal for journal, times in self._times.items() if times.watermark_us < due_us]
+        sources = self._sources.items()
+        return [journal for journal, source in sources if source.watermark_us < due_us]
 
     def quiet_at_us(self, due_us: int) -> float:
         """Return the time at which the watermark reaches another one if all sources are quiet.
@@ -159,29 +173,38 @@ class EventTime:
         if self._idle_us is None:
             return math.inf
         latest = due_us + self._idle_us + self._lateness_us
-        quiet = [self._times[journal].published_us for journal in self.quiet_sources(due_us)]
+        quiet = [self._sources[journal].published_us for journal in self.quiet_sources(due_us)]
         return max(latest, max(quiet, default=0) + self._idle_us + 1)
 
-    def _quiet_until(self, now_us: int, before_us: int) -> int:
-        """Return the watermark of a source that was quiet from one time to another."""
-        if self._idle_us is None or now_us - before_us <= self._idle_us:
-            return 0
-        return now_us - self._idle_us - self._lateness_us
+    def _raise_quiet(self, source: _Source, now_us: int, before_us: int) -> None:
+        """Raise the watermark of a source that was quiet from one time to another."""
+        idle_us = self._idle_us
+        if idle_us is not None and now_us - before_us > idle_us:
+            self._raise(source, now_us - idle_us - self._lateness_us)
 
-    def _raise(self, journal: str, times: SourceTimes) -> None:
-        self._times[journal] = times
-        self._raised()
+    def _raise(self, source: _Source, watermark_us: int) -> None:
+        """Raise the watermark of a source, if it is higher."""
+        before_us = source.watermark_us
+        if watermark_us > before_us:
+            source.watermark_us = watermark_us
+            if before_us == self.watermark_us:  # it was the least one
+                self.watermark_us = self._least_us()
 
-    def _raised(self) -> None:
-        self.watermark_us = min((times.watermark_us for times in self._times.values()), default=0)
+    def _least_us(self) -> int:
+        return min([source.watermark_us for source in self._sources.values()], default=0)
 
 
-def check_event_time(name: str, lateness_s: Any, idle_s: Any) -> None:
-    """Refuse declared durations that are none.
+def check_event_time(name: str, declared: Any, lateness_s: Any, idle_s: Any) -> None:
+    """Refuse a declared event time that is none, and declared durations.
 
     Raises:
-        ConfigurationError: one is negative, or no number.
+        ConfigurationError: it is no function; or a duration is negative, or no number.
     """
+    if not (declared is None or declared == "published" or callable(declared)):
+        raise ConfigurationError(
+            f"{name}: event_time={declared!r}; use a function of the message, as"
+            " attrgetter('at'), or 'published'"
+        )
     for option, value in (("lateness_s", lateness_s), ("idle_s", idle_s)):
         if value is None and option == "idle_s":
             continue

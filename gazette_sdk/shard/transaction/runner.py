@@ -260,7 +260,7 @@ class Runner:
         self._metrics = ShardMetrics(shard.full_name, self._lag_bytes)
         self._bad = BadRecords(application.on_error, shard.id)
         self._txn: Transaction[Any] = Transaction(shard, store, output)
-        if application.has_timers:
+        if application.has_event_time:
             self._txn.times = EventTime(
                 shard.journals,
                 application.event_time,
@@ -268,7 +268,7 @@ class Runner:
                 idle_s=application.idle_s,
             )
         if application.windows is not None:
-            assert self._txn.times is not None, "an application with windows has timers"
+            assert self._txn.times is not None, "an application with windows has event time"
             self._txn.all_windows = new_windows(
                 application.windows,
                 store,
@@ -305,8 +305,10 @@ class Runner:
             GazetteError: the store cannot be restored.
         """
         checkpoint: Checkpoint = await self._call_store("restore")
+        if self._txn.times is not None:
+            self._txn.times.restore(checkpoint.times)
         if self._application.has_timers:
-            await self._on_worker(self._consumer.restore_timers, checkpoint.times)
+            await self._on_worker(self._consumer.restore_timers)
             waits = self._txn.timers.has_left_out
         else:
             waits = await self._on_worker(_has_timers, self.store)

@@ -114,6 +114,11 @@ class _Window:
         self._store, self._left_out = store, left_out
         self._read(TimerRow(self._first, b""))
 
+    @property
+    def is_empty(self) -> bool:
+        """There are no timers of the clock, as far as is known."""
+        return not self._heap and self._end is None
+
     def put(self, key: bytes, due_us: int) -> None:
         """Add a timer, if it is near."""
         row = TimerRow(due_us, key)
@@ -185,7 +190,7 @@ class Timers:
         self._store = store
         self._check_open = check_open
         self._rows: TimerStore | None = None
-        self._is_settable = False
+        self._is_settable = self._has_event_time = False
         self._now_us = 0
         self._changes: dict[bytes, int | None] = {}
         # By key: what the changes and the window had before the record that is consumed; None if
@@ -249,6 +254,11 @@ class Timers:
             )
         encoded = _encode(key)
         if clock == "event":
+            if not self._has_event_time:
+                raise ConfigurationError(
+                    "the application has no event time; declare it, as"
+                    " event_time=attrgetter('at'), or event_time='published'"
+                )
             encoded = _EVENT_TAG + encoded
             due_us = None if due_us is None else due_us + EVENT_US
         elif clock != "processing":
@@ -267,6 +277,11 @@ class Timers:
             window.put(encoded, due_us)
 
     # ---------------------------------------------------------------- consumer
+
+    @property
+    def has_event_timers(self) -> bool:
+        """There may be timers of event time; False if there is none."""
+        return not self._event.is_empty
 
     @property
     def has_left_out(self) -> bool:
@@ -297,12 +312,19 @@ class Timers:
         due_us = None if after_s is None else self._now_us + round(after_s * SECOND_US)
         self._put(_UPDATE_TAG + row, due_us)
 
-    def restore(self, *, is_settable: bool = True, has_windows: bool = False) -> None:
+    def restore(
+        self,
+        *,
+        is_settable: bool = True,
+        has_event_time: bool = False,
+        has_windows: bool = False,
+    ) -> None:
         """Read the nearest timers of the store, which was just restored.
 
         Args:
             is_settable: the application has a function for the timers that its hooks set. These
                 wait else.
+            has_event_time: it has event time. Timers of that clock wait else.
             has_windows: it has windows, whose timers wait else.
 
         Raises:
@@ -317,9 +339,11 @@ class Timers:
             )
         store.open_timers()
         self._rows, self._is_settable = store, is_settable
+        self._has_event_time = has_event_time
         self._changes.clear()
         self._former = None
         left_out: tuple[bytes, ...] = () if has_windows else _WINDOW_TAGS
+        left_out += () if has_event_time else (_EVENT_TAG,)
         left_out += () if is_settable else _TAGS_OF_HOOKS
         for window in (self._processing, self._event):
             window.open(store, left_out)

@@ -297,7 +297,7 @@ class Transaction(Generic[S]):
         now: time at which it began, in Unix seconds: the same in all of its hooks.
         timers: timers of the shard, see :meth:`Timers.set
             <gazette_sdk.shard.transaction.timers.Timers.set>` and ``cancel``.
-        times: watermarks of the sources; None of an application without timers.
+        times: watermarks of the sources; None of an application without event time.
         all_windows: open windows of the shard; None of an application without windows.
     """
 

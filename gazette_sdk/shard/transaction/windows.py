@@ -6,7 +6,8 @@ window is kept by the store, and closed by a timer of event time: once the shard
 passed its end and ``grace_s``.
 
 A message is *late* for a window which the watermark of its own source has passed: the same messages
-are late in a replay, however several sources are interleaved. Such a window may be open still.
+are late in a replay, however several sources are interleaved. Such a window may be open still. And
+a window is closed only when no message can be in it that is not late.
 """
 
 from __future__ import annotations
@@ -128,7 +129,8 @@ class Session:
     """Windows of activity: a message that comes within ``gap_s`` of another one is in its window.
 
     A window ends ``gap_s`` after its last message. One message may join two windows, whose states
-    are merged.
+    are merged. It is closed ``gap_s`` later: until then a message may come that joins it, and that
+    is not late, as it would not be for a window of its own.
 
     Attributes:
         gap_s: time without a message that ends a window, in seconds.
@@ -289,7 +291,7 @@ class Windows:
     ) -> None:
         self._by = declared.by
         self._codec = state_codec(declared)
-        self._grace_us = round(declared.grace_s * SECOND_US)
+        self._grace_us = self._closing_us = round(declared.grace_s * SECOND_US)
         self._updates_s = updates_s
         self._given_store = store
         self._timers = timers
@@ -424,7 +426,7 @@ class Windows:
         if window is None:
             return None
         if timer.closes:
-            closes_us = window.end_us + self._grace_us
+            closes_us = window.end_us + self._closing_us
             if closes_us > timer.due_us:  # a session that has grown closes in its turn
                 self._timers.set_closing(row, closes_us)
                 return None
@@ -488,7 +490,7 @@ class Windows:
                 f"the key of a window, {str(key)[:40]!r}…, has {len(row)} bytes; use one of less"
                 f" than {TIMER_KEY_BYTES_MAX - 2 - _ROW.size} bytes"
             )
-        self._timers.set_closing(row, end_us + self._grace_us)
+        self._timers.set_closing(row, end_us + self._closing_us)
         return Window(key, begin_us, end_us, row)
 
     def _remove(self, window: Window[Any]) -> None:
@@ -598,6 +600,8 @@ class SessionWindows(Windows):
     ) -> None:
         super().__init__(declared, store, timers, times, updates_s=updates_s)
         self._gap_us = round(declared.gap_s * SECOND_US)
+        # A message that is not late for a session of its own may join one that ends so much before.
+        self._closing_us += self._gap_us
         self._merge = declared.merge
         self._sessions: dict[Any, list[Window[Any]]] = {}  # all open ones of a key, in order
 
@@ -607,12 +611,7 @@ class SessionWindows(Windows):
             self.late.append(Window(key, at_us, end_us))
             return []
         sessions = self._load(key)
-        # Those that are closed for this source are not joined, though they may be open still.
-        joined = [
-            each
-            for each in sessions
-            if each.begin_us < end_us and at_us < each.end_us and each.end_us > passed_us
-        ]
+        joined = [each for each in sessions if each.begin_us < end_us and at_us < each.end_us]
         if not joined:
             window = self._new(key, at_us, end_us, _row_of(key, at_us, _NO_END))
         else:

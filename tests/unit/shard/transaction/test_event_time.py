@@ -137,8 +137,8 @@ def test_a_datetime_needs_a_zone():
 @pytest.mark.parametrize(("lateness_s", "idle_s"), [(-1, 10), (math.nan, 10), (0, -1), (0, "x")])
 def test_declared_durations_are_checked(lateness_s, idle_s):
     with pytest.raises(ConfigurationError, match=r"rides: .*use a number of seconds"):
-        check_event_time("rides", lateness_s, idle_s)
-    check_event_time("rides", 0, None)
+        check_event_time("rides", None, lateness_s, idle_s)
+    check_event_time("rides", "published", 0, None)
 
 
 # --------------------------------------------------------------------- the law

@@ -301,7 +301,7 @@ def test_a_message_may_be_deferred_after_a_timer(tmp_path):
         bad=BadRecords("fail"),
         on_step=lambda _step: None,
     )
-    consumer.restore_timers({})
+    consumer.restore_timers()
     consumer.read(MemoryInput([7], Checkpoint()))
     machine.available = True
     prepared = consumer.turn()
@@ -549,6 +549,36 @@ def test_many_timers_of_event_time_fire_within_transactions_that_are_not_too_lar
     run = run_handler(per_minute(store, idle_s=None), [*messages, *rides(60)], now=START)
     assert sorted(run.published) == sorted([f"{zone}/{first}", 1] for zone in range(1000))
     assert run.state == {f"a/{first + 60}": 1}
+
+
+def test_timers_of_event_time_need_a_declaration():
+    def sets(txn: shard.Transaction, ride: Ride) -> None:
+        txn.timers.set("a", at=ride.at, clock="event")
+
+    application = shard.handler(message=Ride, store=shard.JsonStore, name="rides")(sets)
+    application.timer(lambda txn, timer: None)
+    with pytest.raises(HandlerFailedError, match=r"has no event time; declare it"):
+        run_handler(application, rides(1))
+    with pytest.raises(ConfigurationError, match="use a function of the message"):
+        shard.handler(message=Ride, store=shard.JsonStore, name="rides", event_time="at")(sets)
+    published = shard.handler(
+        message=Ride, store=shard.JsonStore, name="rides", event_time="published"
+    )(sets)
+    published.timer(
+        lambda txn, timer: txn.publish(timer.at, mapping=mapping.direct("fired/part-000"))
+    )
+    assert run_handler(published, [*rides(1), Advance(NOW + 1e6)], now=NOW).published
+
+
+def test_a_watermark_needs_no_timers():
+    marks = []
+
+    @shard.handler(message=Ride, store=shard.JsonStore, name="rides", event_time=attrgetter("at"))
+    def watches(txn: shard.Transaction, ride: Ride) -> None:
+        marks.append(txn.watermark)
+
+    run_handler(watches, rides(1, 2), now=START)
+    assert marks[1] == START + 1
 
 
 def test_timers_of_both_clocks_with_one_key_are_two():
