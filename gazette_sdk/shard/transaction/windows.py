@@ -499,8 +499,10 @@ class Windows:
         if window.has_update:
             self._timers.set_update(row, None)
 
-    def _stored(self, key: Any, row: bytes) -> Window[Any] | None:
-        """Return a window that the store has, without the changes of the transaction."""
+    def _changed_or_stored(self, key: Any, row: bytes) -> Window[Any] | None:
+        """Return a window as the transaction has changed it, or as the store has it."""
+        if row in self._changes:
+            return self._changes[row]
         encoded = self._store.window(row)
         if encoded is None:
             return None
@@ -552,7 +554,7 @@ class FixedWindows(Windows):
 
     def _load(self, key: Any, begin_us: int, end_us: int) -> Window[Any]:
         row = _row_of(key, begin_us, end_us)
-        window = None if row in self._changes else self._stored(key, row)
+        window = self._changed_or_stored(key, row)
         if window is None:
             window = self._new(key, begin_us, end_us, row)
         self._cache[key, begin_us] = window
@@ -563,7 +565,7 @@ class FixedWindows(Windows):
         known = self._cache.get((key, begin_us))
         if known is not None and known.row == row:
             return known
-        return None if row in self._changes else self._stored(key, row)
+        return self._changed_or_stored(key, row)
 
     def _forget(self, window: Window[Any]) -> None:
         place = window.key, window.begin_us

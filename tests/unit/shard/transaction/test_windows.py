@@ -298,6 +298,29 @@ def test_a_replay_gives_what_the_live_run_gave(sources, declared, lateness_s, da
     assert not store.timers
 
 
+@pytest.mark.parametrize(
+    "declared",
+    [
+        Tumbling(5, by=attrgetter("key"), state=list[str]),
+        Session(5, by=attrgetter("key"), state=list[str], merge=merged),
+    ],
+)
+def test_a_window_that_is_shown_after_a_restart_is_the_one_of_later_messages(new_store, declared):
+    """In the same transaction, before anything else has read it."""
+    machine = Machine(new_store, declared, ["a"])
+    machine.consume("a", Event("x", "a", BEGIN, BEGIN))
+    (row,) = machine.windows._changes
+    machine.commit()
+    machine.restart()
+    shown = machine.windows.take(WindowTimer(row, closes=False, due_us=0))
+    assert shown.state == ["x"]
+    machine.consume("a", Event("y", "a", BEGIN, BEGIN))
+    assert shown.state == ["x", "y"]
+    machine.commit()
+    ((_, _, _, names),) = machine.end()
+    assert names == ("x", "y")
+
+
 @pytest.mark.parametrize("step_s", [1, 100])
 def test_sessions_that_grew_close_in_the_order_of_their_ends(step_s):
     """However far the watermark moves at once."""
