@@ -564,11 +564,16 @@ class Quarantine:
         )  # fmt: skip
 
     def _use(self, key: Key, spool: CompletedSpool) -> None:
-        if (replica := self._replica_of(*key)) is not None:
-            replica.index.commit(spool.fragment, spool.file)
-        else:
+        """Use a spool. A replica shows it when all replicas have acknowledged its content."""
+        if (replica := self._replica_of(*key)) is None:
             self._usable.setdefault(key, []).append(spool)
-        self._upload(spool)
+            self._upload(spool)
+            return
+        replica.index.add_unacknowledged(spool.fragment, spool.file)
+        if self._directory.is_contested(spool):
+            self._upload(spool)  # it was compared, and would be compared again
+        else:
+            self._upload_agreed(spool)
 
     def _pop(self, key: Key) -> list[_Entry]:
         """Remove and return the entries of a journal, in their states as of now."""

@@ -223,8 +223,14 @@ def test_a_spool_after_our_head_is_used_if_others_go_on_after_it(root, head):
             taken, ready = made.quarantine.take(JOURNAL, REVISION)
             assert not taken
             assert not ready.fired
+            agreed = []
+            made.quarantine._upload_agreed = agreed.append
+            made.replica = SimpleNamespace(index=Index())
+            made.replica.index.hold(end=4, is_reported=True)
             await asyncio.wait_for(made.quarantine.run(), 10)
-            assert made.uploaded == ([] if head == 4 else [entry.spool])
+            assert made.uploaded == []
+            assert agreed == ([] if head == 4 else [entry.spool])
+            assert made.replica.index.readable_end == (0 if head == 4 else 4)
             assert ready.fired
         assert bool(recovered_names(root)) is (head == 4)
 
@@ -720,7 +726,7 @@ def test_a_replica_that_is_made_during_the_decision_gets_the_usable_part(root):
         def __init__(self):
             self.added = []
 
-        def commit(self, fragment, file):
+        def add_unacknowledged(self, fragment, file):
             self.added.append((fragment, file))
 
     class Replica:
