@@ -179,7 +179,9 @@ def test_numbers_and_types_of_the_stored_form():
     assert fields(whole.Source) == {
         "read_through": (1, kinds.TYPE_INT64),
         "producers": (2, kinds.TYPE_MESSAGE),
-        "create_revision": (100, kinds.TYPE_INT64),  # our own: others skip it
+        "create_revision": (100, kinds.TYPE_INT64),  # our own, as the next two: others skip them
+        "watermark_us": (101, kinds.TYPE_INT64),
+        "published_us": (102, kinds.TYPE_INT64),
     }
     assert fields(whole.Source.ProducerEntry) == {
         "id": (1, kinds.TYPE_BYTES),

@@ -26,7 +26,7 @@ MESSAGES = {
     "ReplicaStatus": "1 code ReplicaStatus.Code, 2 errors *string",
     "Checkpoint": "1 sources string:Checkpoint.Source, 2 ack_intents string:bytes",
     "Checkpoint.Source": "1 read_through int64, 2 producers *Checkpoint.Source.ProducerEntry, "
-    "100 create_revision int64",
+    "100 create_revision int64, 101 watermark_us int64, 102 published_us int64",
     "Checkpoint.Source.ProducerEntry": "1 id bytes, 2 state Checkpoint.ProducerState",
     "Checkpoint.ProducerState": "1 last_ack fixed64, 2 begin int64",
     "ListRequest": "1 selector protocol.LabelSelector, 100 extension bytes",
