@@ -131,7 +131,9 @@ class AsyncConsumer:
 
     async def _fire(self, due: Due) -> None:
         try:
-            await _call(due.hook, self._consumer.txn, due.argument)
+            called = due.hook(self._consumer.txn, due.argument)
+            if called is not None:  # the base's hook is no coroutine function
+                await called
         except BaseException as error:
             if is_cancellation(error):
                 raise
@@ -173,7 +175,9 @@ class AsyncConsumer:
             event_us = consumer.event_us(envelope)
             await consumer.application.consume(txn, envelope.message)
             for window in consumer.late_windows():
-                await _call(consumer.application.on_late, txn, envelope.message, window)
+                called = consumer.application.on_late(txn, envelope.message, window)
+                if called is not None:
+                    await called
             if consumer.bad.validates_each:
                 await self._on_worker(consumer.validate_state)
         except BaseException as error:
@@ -191,14 +195,10 @@ class AsyncConsumer:
 
     async def _call_hook(self, name: str) -> None:
         try:
-            await _call(getattr(self._consumer.application, name), self._consumer.txn)
+            called = getattr(self._consumer.application, name)(self._consumer.txn)
+            if called is not None:  # the base's hook is no coroutine function
+                await called
         except BaseException as error:
             if is_cancellation(error):
                 raise
             raise HookFailedError(name, error) from error
-
-
-async def _call(hook: Callable[..., Any], *arguments: object) -> None:
-    called = hook(*arguments)
-    if called is not None:  # the base's hook is no coroutine function
-        await called

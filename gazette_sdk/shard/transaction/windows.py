@@ -622,7 +622,7 @@ class SessionWindows(Windows):
                 return [window]
         sessions[:] = [each for each in sessions if each not in joined]
         sessions.append(window)
-        sessions.sort(key=operator.attrgetter("begin_us"))
+        sessions.sort(key=_begin_us)
         return [window]
 
     def _join(self, joined: Sequence[Window[Any]], at_us: int, end_us: int) -> Window[Any]:
@@ -671,6 +671,10 @@ class SessionWindows(Windows):
         self._sessions = dict(kept)
         windows = itertools.chain.from_iterable(self._sessions.values())
         self._cached_bytes = sum(window.size for window in windows)
+
+
+def _begin_us(window: Window[Any]) -> int:
+    return window.begin_us
 
 
 def new_windows(
