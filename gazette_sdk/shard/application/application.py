@@ -10,7 +10,6 @@ disappears deletes nothing.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from collections.abc import Mapping as AbstractMapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeAlias, TypeVar
@@ -33,7 +32,7 @@ from gazette_sdk.protocol.labels import (
 from gazette_sdk.protocol.names import validate_journal, validate_token
 from gazette_sdk.protocol.shard_spec import recovery_log, validate_shard_spec
 from gazette_sdk.shard.application.endpoints import Endpoint, Handler, Method
-from gazette_sdk.shard.transaction.event_time import IDLE_S, check_event_time
+from gazette_sdk.shard.transaction.event_time import IDLE_S, check_event_time, is_seconds
 from gazette_sdk.shard.transaction.transaction import Process, Shard
 from gazette_sdk.shard.transaction.windows import Declared, Hopping, Session, Tumbling
 
@@ -577,9 +576,7 @@ class Application(Generic[M, S]):
                 )
             _check_signature(name, getattr(self, hook), argument, wanted)
         every_s = self.update_every_s
-        if isinstance(every_s, bool) or not (
-            isinstance(every_s, int | float) and 0 < every_s < math.inf
-        ):
+        if not is_seconds(every_s) or every_s == 0:
             raise ConfigurationError(
                 f"{name}: update_every_s={every_s!r}; use a number of seconds, more than 0"
             )

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol.authorization import Capability
-from gazette_sdk.shard.transaction.windows import Declared, Window, state_codec, windows_of_key
+from gazette_sdk.shard.transaction.windows import (
+    Declared,
+    Window,
+    no_windows,
+    state_codec,
+    windows_of_key,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
@@ -63,10 +69,7 @@ class Query(Generic[S]):
             ShardStoreError: the store failed.
         """
         if self.declared is None:
-            raise ConfigurationError(
-                "the application has no windows; declare them, as"
-                " windows=shard.windows.Tumbling(size_s=60)"
-            )
+            raise no_windows()
         view: Any = self.store
         return windows_of_key(view, key, state_codec(self.declared))
 

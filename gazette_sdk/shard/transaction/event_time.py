@@ -63,6 +63,12 @@ def microseconds(seconds: object, what: str) -> int:
     return round(seconds * SECOND_US)
 
 
+def is_seconds(value: Any) -> bool:
+    """Return True if a declared duration is a finite number of seconds, 0 or more."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 <= value < math.inf
+
+
 class _Source:
     """Times of one source, as of :class:`SourceTimes`."""
 
@@ -208,8 +214,7 @@ def check_event_time(name: str, declared: Any, lateness_s: Any, idle_s: Any) -> 
     for option, value in (("lateness_s", lateness_s), ("idle_s", idle_s)):
         if value is None and option == "idle_s":
             continue
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 0 <= value < math.inf:
+        if not is_seconds(value):
             raise ConfigurationError(
                 f"{name}: {option}={value!r}; use a number of seconds, 0 or more"
                 + (", or None for never" if option == "idle_s" else "")

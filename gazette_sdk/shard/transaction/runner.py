@@ -311,7 +311,7 @@ class Runner:
             await self._on_worker(self._consumer.restore_timers)
             waits = self._txn.timers.has_left_out
         else:
-            waits = await self._on_worker(_has_timers, self.store)
+            waits = self._restored is None and await self._on_worker(_has_timers, self.store)
         if waits and self._restored is None:
             _log.warning(
                 "the store of %s has timers or windows which %s does not declare: they wait until"

@@ -34,7 +34,7 @@ from gazette_sdk.protocol.labels import values_of
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.shard.transaction.event_time import SECOND_US, EventTime
 from gazette_sdk.shard.transaction.timers import Timers
-from gazette_sdk.shard.transaction.windows import Window, Windows
+from gazette_sdk.shard.transaction.windows import Window, Windows, no_windows
 from gazette_sdk.transport.append.appender import JournalAppender
 from gazette_sdk.transport.append.queue import AnyFuture, PendingAppend
 from gazette_sdk.transport.base import Transport
@@ -397,10 +397,7 @@ class Transaction(Generic[S]):
         """
         self._check_open()
         if self.all_windows is None:
-            raise ConfigurationError(
-                "the application has no windows; declare them, as"
-                " windows=shard.windows.Tumbling(size_s=60)"
-            )
+            raise no_windows()
         return self.all_windows.of(message)
 
     @property

@@ -13,9 +13,9 @@ a window is closed only when no message can be in it that is not late.
 from __future__ import annotations
 
 import itertools
-import math
 import operator
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
@@ -33,7 +33,7 @@ from gazette_sdk.shard.stores.base import (
     WindowStore,
 )
 from gazette_sdk.shard.stores.codec import Codec, any_key, checked, value_codec
-from gazette_sdk.shard.transaction.event_time import SECOND_US, EventTime
+from gazette_sdk.shard.transaction.event_time import SECOND_US, EventTime, is_seconds
 from gazette_sdk.shard.transaction.timers import Timers, WindowTimer
 from gazette_sdk.user_code import call
 
@@ -162,8 +162,7 @@ Declared: TypeAlias = Tumbling | Hopping | Session
 def _check(declared: Any, option: str, value: Any) -> None:
     kind = type(declared).__name__
     for name, seconds, least_us in ((option, value, 1), ("grace_s", declared.grace_s, 0)):
-        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-        if not (is_number and math.isfinite(seconds) and round(seconds * SECOND_US) >= least_us):
+        if not (is_seconds(seconds) and round(seconds * SECOND_US) >= least_us):
             raise ConfigurationError(
                 f"{kind}: {name}={seconds!r}; use a number of seconds"
                 + (", 0 or more" if least_us == 0 else ", more than 0")
@@ -264,7 +263,7 @@ def state_codec(declared: Declared) -> Codec[Any]:
     return replace(codec, encode=encode)
 
 
-class Windows:
+class Windows(ABC):
     """Open windows of one shard. Its kinds are :class:`FixedWindows` and :class:`SessionWindows`.
 
     Args:
@@ -340,6 +339,7 @@ class Windows:
                 self._timers.set_update(row, self._updates_s)
         return found
 
+    @abstractmethod
     def _find(self, key: Any, at_us: int, passed_us: int) -> list[Window[Any]]:
         """Return the open windows of a key and an event time, and add others to ``late``.
 
@@ -348,23 +348,22 @@ class Windows:
             at_us: the event time, in microseconds since 1970.
             passed_us: windows that end by then are closed.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _known(self, row: bytes) -> Window[Any] | None:
         """Return a window that is known already; None if it is not."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _forget(self, window: Window[Any]) -> None:
         """Forget a window, which is closed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _forget_all(self) -> None:
         """Forget all windows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _forget_half(self) -> None:
         """Forget half of the windows, those that were known first; correct the size of the rest."""
-        raise NotImplementedError
 
     # ---------------------------------------------------------------- consumer
 
@@ -675,6 +674,13 @@ class SessionWindows(Windows):
 
 def _begin_us(window: Window[Any]) -> int:
     return window.begin_us
+
+
+def no_windows() -> ConfigurationError:
+    """Return the error of an application without windows."""
+    return ConfigurationError(
+        "the application has no windows; declare them, as windows=shard.windows.Tumbling(size_s=60)"
+    )
 
 
 def new_windows(

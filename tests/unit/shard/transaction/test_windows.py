@@ -95,7 +95,7 @@ class MemoryStore:
 
 @dataclass
 class Machine:
-    """What a shard does with windows, over a store that is made again at restarts."""
+    """Windows of a shard, over a store that is made again at restarts."""
 
     make: object
     declared: object
