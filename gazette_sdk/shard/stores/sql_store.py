@@ -323,21 +323,8 @@ class SqlStore:
         Raises:
             ShardStoreError: no transaction is open, or the database failed.
         """
-        connection, name = self.connection, self._shard_fqn
-        changed = [{"name": name, "changed": key} for key in changes]
-        put = [
-            {"shard_fqn": name, "timer_key": key, "due_us": due_us}
-            for key, due_us in changes.items()
-            if due_us is not None
-        ]
-        delete = sa.delete(_TIMERS).where(
-            _TIMERS.c.shard_fqn == sa.bindparam("name"),
-            _TIMERS.c.timer_key == sa.bindparam("changed"),
-        )
         with _failures_of(_TIMERS):
-            connection.execute(delete, changed)
-            if put:
-                connection.execute(sa.insert(_TIMERS), put)
+            _replace_rows(self.connection, _TIMERS, self._shard_fqn, changes)
 
     def open_windows(self) -> None:
         """Create the table of windows if it is missing.
@@ -368,21 +355,8 @@ class SqlStore:
         Raises:
             ShardStoreError: no transaction is open, or the database failed.
         """
-        connection, name = self.connection, self._shard_fqn
-        changed = [{"name": name, "changed": key} for key in changes]
-        put = [
-            {"shard_fqn": name, "window_key": key, "state": window}
-            for key, window in changes.items()
-            if window is not None
-        ]
-        delete = sa.delete(_WINDOWS).where(
-            _WINDOWS.c.shard_fqn == sa.bindparam("name"),
-            _WINDOWS.c.window_key == sa.bindparam("changed"),
-        )
         with _failures_of(_WINDOWS):
-            connection.execute(delete, changed)
-            if put:
-                connection.execute(sa.insert(_WINDOWS), put)
+            _replace_rows(self.connection, _WINDOWS, self._shard_fqn, changes)
 
     def rerecord(self, path: str) -> Sequence[FileChange]:  # noqa: ARG002 - there are no files
         """Return nothing: there are no files."""
@@ -509,6 +483,22 @@ def _failures_of(table: sa.Table) -> Iterator[None]:
         yield
     except sqlalchemy.exc.SQLAlchemyError as error:
         raise ShardStoreError(f"the table {table.name} cannot be used: {error}") from error
+
+
+def _replace_rows(
+    connection: sa.Connection, table: sa.Table, shard_fqn: str, changes: Mapping[bytes, object]
+) -> None:
+    """Replace a shard's rows of a table, whose columns are shard, key and value; None removes."""
+    shard, key, value = table.c
+    delete = sa.delete(table).where(shard == sa.bindparam("name"), key == sa.bindparam("changed"))
+    connection.execute(delete, [{"name": shard_fqn, "changed": each} for each in changes])
+    put = [
+        {shard.name: shard_fqn, key.name: each, value.name: changed}
+        for each, changed in changes.items()
+        if changed is not None
+    ]
+    if put:
+        connection.execute(sa.insert(table), put)
 
 
 def _windows_of(
