@@ -12,8 +12,8 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeAlias, TypeVar
 
 from gazette_sdk.errors import GazetteError
 
@@ -65,6 +65,33 @@ async def pause_append(attempt: int) -> None:
 async def pause(attempt: int) -> None:
     """Wait as the schedule says. Cancellable."""
     await asyncio.sleep(delay_s(attempt))
+
+
+async def run_together(*work: Coroutine[Any, Any, T]) -> list[T]:
+    """Run coroutines until all have returned, or one fails: it cancels the others.
+
+    It leaves its caller able to try again. A task group does not, before Python 3.13: after a
+    failure its caller stays marked as cancelled, or a cancellation of the caller is lost.
+
+    Returns:
+        The results, in order.
+
+    Raises:
+        BaseException: the first failure.
+    """
+    tasks = [asyncio.ensure_future(each) for each in work]
+    if not tasks:
+        return []
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    for task in tasks:
+        if task in done:
+            task.result()
+    return [task.result() for task in tasks]
 
 
 class DialPolicy:
@@ -143,21 +170,6 @@ class Outage:
             )
         else:
             self._log.debug("%s failed again: %s", self._operation, error)
-
-    async def pause(self, pause_s: float) -> None:
-        """Wait before the next attempt.
-
-        Args:
-            pause_s: for how long.
-
-        Raises:
-            CancelledError: the task was cancelled. Before Python 3.13 a task group that fails at
-                that moment raises its errors in place of the cancellation, which would be lost.
-        """
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise asyncio.CancelledError
-        await asyncio.sleep(pause_s)
 
     def ended(self) -> None:
         """Note a success, or any other end of the outage. Without an outage it does nothing."""

@@ -13,7 +13,7 @@ import heapq
 import itertools
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -28,7 +28,7 @@ from gazette_sdk.errors import (
     GazetteError,
 )
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.retries import Outage
+from gazette_sdk.retries import Outage, run_together
 
 PAGE_ENTRIES = 1000
 """Number of keys in one page of a load: bounds the size of a response."""
@@ -38,6 +38,9 @@ WATCH_DELAY_S = 0.03
 
 Observers run once per batch: this bounds their work while many keys change.
 """
+
+RELOAD_PAUSE_S = 10.0
+"""Pause before a mirror is loaded anew, after Etcd refused it."""
 
 QUEUE_BATCHES_MAX = 1024
 """Greatest number of responses of a watch that wait; a full queue stops reading the watch."""
@@ -215,6 +218,18 @@ class KeySpace:
         Raises:
             EtcdError: Etcd failed, or is another cluster than before.
         """
+        entries, header = await self._read(etcd, revision)
+        keys = [entry.key for entry in entries]
+        assert all(a < b for a, b in itertools.pairwise(keys)), "Etcd sends keys in order"
+        changes = [
+            *(Change(e.key, e, None) for e in self.entries),
+            *(Change(e.key, None, e) for e in entries),
+        ]
+        changes.sort(key=lambda change: change.key)
+        self._install(keys, entries, changes, header)
+
+    async def _read(self, etcd: Etcd, revision: int) -> tuple[list[Entry[Any]], pb.Header.Etcd]:
+        """Return the entries of the prefix at a revision, and the header of that revision."""
         if revision == 0:
             # Only the header is needed: read a key that does not exist.
             revision = (await etcd.range(b"\x00")).header.revision
@@ -233,29 +248,23 @@ class KeySpace:
                     _log.error("%s is ignored: %s", _text(kv.key), error)
             has_more = page.has_more
             key = page.entries[-1].key + b"\x00" if page.entries else key
-        keys = [entry.key for entry in entries]
-        assert all(a < b for a, b in itertools.pairwise(keys)), "Etcd sends keys in order"
-
-        changes = [
-            *(Change(e.key, e, None) for e in self.entries),
-            *(Change(e.key, None, e) for e in entries),
-        ]
-        changes.sort(key=lambda change: change.key)
-        self._install(keys, entries, changes, _at_revision(header, revision))
+        return entries, _at_revision(header, revision)
 
     # -------------------------------------------------------------- watching
 
     async def watch(self, etcd: Etcd, *, delay_s: float = WATCH_DELAY_S) -> None:
         """Follow the prefix from the loaded revision on, until cancelled.
 
-        A watch that is lost with its connection, or because Etcd has no leader, is resumed.
+        A watch that is lost with its connection, or because Etcd has no leader, is resumed. So is
+        one of a revision that Etcd has compacted since, if no key of the prefix has changed:
+        others may fill its history while this prefix is at rest.
 
         Args:
             etcd: the client.
             delay_s: time for which changes are gathered into one batch.
 
         Raises:
-            EtcdError: the watch cannot be resumed: the revision was compacted away, permission was
+            EtcdError: the watch cannot be resumed: changes were compacted away, permission was
                 refused, it is another cluster. Restart the process.
         """
         self._end = None
@@ -264,6 +273,37 @@ class KeySpace:
         except BaseException as error:
             self._fail_waiters(error)
             raise
+
+    async def keep(
+        self,
+        etcd: Etcd,
+        what: str,
+        beside: Callable[[], Coroutine[Any, Any, None]],
+        *,
+        delay_s: float = WATCH_DELAY_S,
+    ) -> None:
+        """Load and follow the prefix until cancelled, and load it anew after each error of Etcd.
+
+        For a mirror that its owner can do without for a while.
+
+        Args:
+            etcd: the client.
+            what: noun phrase of the watch, for the log.
+            beside: work that is done while the prefix is followed.
+            delay_s: time for which changes are gathered into one batch.
+        """
+        outage = Outage(_log, what)
+        while True:
+            pause_s = RELOAD_PAUSE_S
+            try:
+                await self.load(etcd)
+                outage.ended()
+                await run_together(beside(), self.watch(etcd, delay_s=delay_s))
+            except EtcdError as error:
+                outage.failed(error)
+                if isinstance(error, EtcdCompactedError):
+                    pause_s = 0.0
+            await asyncio.sleep(pause_s)
 
     async def _follow(self, etcd: Etcd, delay_s: float) -> None:
         resume = self.header.revision + 1
@@ -313,10 +353,18 @@ class KeySpace:
         """Put the batches of a watch into ``queue``, and at last the error that ended it."""
         try:
             await self._check_history(etcd)
-            watch = etcd.watch(self.root.encode(), start, on_created=outage.ended)
-            async with aclosing(watch) as batches:
-                async for batch in batches:
-                    await queue.put(batch)
+            while True:
+                watch = etcd.watch(self.root.encode(), start, on_created=outage.ended)
+                try:
+                    async with aclosing(watch) as batches:
+                        async for batch in batches:
+                            await queue.put(batch)
+                except EtcdCompactedError:
+                    entries, header = await self._read(etcd, 0)
+                    if list(map(_version, entries)) != list(map(_version, self.entries)):
+                        raise
+                    await queue.put(WatchBatch(header, ()))
+                    start = header.revision + 1
         except GazetteError as error:
             await queue.put(error)
 
@@ -456,6 +504,10 @@ class KeySpace:
     def _end_error(self) -> EtcdUnavailableError:
         reason = type(self._end).__name__
         return EtcdUnavailableError(f"the watch of {self.root} has ended ({reason})")
+
+
+def _version(entry: Entry[Any]) -> tuple[bytes, int]:
+    return entry.key, entry.mod_revision
 
 
 def restart_delay_s(attempt: int) -> float:

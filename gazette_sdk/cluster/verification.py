@@ -44,7 +44,6 @@ from gazette_sdk.cluster.keyspace import Entry, KeySpace
 from gazette_sdk.errors import EtcdError, GazetteError, LeaseLostError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import names as urls
-from gazette_sdk.retries import Outage
 
 
 class State(enum.Enum):
@@ -152,9 +151,6 @@ def step(state: State, given: Input) -> State:
     return after
 
 
-RETRY_S = 10.0
-"""Pause before challenges are watched again, after Etcd refused it."""
-
 MEMBERS_MIN = 2
 """Members of a cluster in which challenges are made."""
 
@@ -193,26 +189,15 @@ class Challenges:
     async def run(self) -> None:
         """Answer challenges, until cancelled. Etcd may forbid it: then leases decide alone."""
         try:
-            await self._run()
+            await self._mirror.keep(
+                self._etcd, "watch of fail-over challenges", self._announce, delay_s=0
+            )
         finally:
             answering = list(self._answering)
             for task in answering:
                 task.cancel()
             if answering:
                 await asyncio.wait(answering)
-
-    async def _run(self) -> None:
-        outage = Outage(_log, "watch of fail-over challenges")
-        while True:
-            try:
-                await self._mirror.load(self._etcd)
-                outage.ended()
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(self._announce(), name="announce")
-                    group.create_task(self._mirror.watch(self._etcd, delay_s=0), name="watch")
-            except* EtcdError as errors:
-                outage.failed(errors.exceptions[0])
-            await outage.pause(RETRY_S)
 
     async def _announce(self) -> None:
         """Tell that we answer challenges, when there is a member which may challenge us."""

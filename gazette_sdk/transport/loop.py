@@ -24,6 +24,7 @@ from typing import Any, Protocol, Self, TypeVar, cast
 
 from gazette_sdk.contexts import Startable
 from gazette_sdk.errors import GazetteError, ReentrantCallError
+from gazette_sdk.retries import run_together
 from gazette_sdk.user_code import described
 
 S = TypeVar("S")
@@ -314,12 +315,7 @@ async def for_each(
         async with slots:
             return await call(item)
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(limited(item)) for item in items]
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]
+    return await run_together(*map(limited, items))
 
 
 def home_loop(fixed: asyncio.AbstractEventLoop | None = None) -> asyncio.AbstractEventLoop:

@@ -89,8 +89,35 @@ def test_a_second_outage_is_logged_again(caplog):
     assert "(1 failure)" in caplog.records[-1].getMessage()
 
 
-def test_a_cancellation_is_not_lost_to_a_group_that_fails_at_the_same_moment():
-    """Before Python 3.13 the group raises its errors alone, and the loop would go round again."""
+def test_work_that_failed_together_leaves_its_caller_able_to_try_again():
+    """A task group leaves it marked as cancelled, before Python 3.13."""
+
+    async def fail():
+        await asyncio.sleep(0)
+        raise OSError("refused")
+
+    async def scenario():
+        task = asyncio.current_task()
+        ended = []
+
+        async def wait():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(True)
+
+        for _ in range(2):
+            with pytest.raises(OSError, match="refused"):
+                await retries.run_together(wait(), fail())
+            assert task.cancelling() == 0
+        assert ended == [True, True]
+        assert await retries.run_together() == []
+        assert await retries.run_together(*(asyncio.sleep(0, each) for each in "ab")) == ["a", "b"]
+
+    asyncio.run(scenario())
+
+
+def test_a_cancellation_is_not_lost_to_work_that_fails_at_the_same_moment():
     rounds = []
 
     async def fail(cancelled):
@@ -98,15 +125,12 @@ def test_a_cancellation_is_not_lost_to_a_group_that_fails_at_the_same_moment():
         raise OSError
 
     async def attempts():
-        outage = Outage(logging.getLogger("a"), "watch")
         while True:
             rounds.append(1)
             try:
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(fail(asyncio.current_task()))
-            except* OSError as errors:
-                outage.failed(errors)
-            await outage.pause(0.01)
+                await retries.run_together(fail(asyncio.current_task()))
+            except OSError:
+                await asyncio.sleep(0.01)
 
     async def scenario():
         async with asyncio.timeout(20):

@@ -18,6 +18,7 @@ from gazette_sdk.broker.api.fronts import (
 from gazette_sdk.broker.api.http_gateway import HttpGateway, json_methods
 from gazette_sdk.broker.config import BrokerConfig
 from gazette_sdk.broker.process import PERSIST_TIMEOUT_S, Broker
+from gazette_sdk.retries import run_together
 from gazette_sdk.server.http import Target
 from gazette_sdk.server.json_gateway import JsonGateway
 from gazette_sdk.server.process import STOP_GRACE_S, Server, raise_open_files_limit
@@ -119,8 +120,8 @@ class ServedBroker:
             grace_s: time that calls in progress may take to end by themselves.
             persist_timeout_s: how long uploads may take.
         """
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.broker.stop(persist_timeout_s=persist_timeout_s))
-            group.create_task(self.server.stop(grace_s))
+        await run_together(
+            self.broker.stop(persist_timeout_s=persist_timeout_s), self.server.stop(grace_s)
+        )
         if self._guard is not None:
             self._guard.audit.close()

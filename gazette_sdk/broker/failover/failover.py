@@ -49,6 +49,7 @@ from gazette_sdk.cluster.lease import LeaseLife
 from gazette_sdk.cluster.verification import DIAL_TIMEOUT_S, Input, Verifier, dial
 from gazette_sdk.errors import DeadlineExceededError, EtcdError, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.retries import run_together
 
 SURVEY_DIALS = 2
 """Dials of a member before a broker that seems to be cut off itself takes it for unreached."""
@@ -109,9 +110,7 @@ class Failover:
 
     async def run(self) -> None:
         """Answer challenges and guard the lease, until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._verifier.run(), name="fail-over verifier")
-            group.create_task(self._guard.run(), name="fail-over guard")
+        await run_together(self._verifier.run(), self._guard.run())
 
     async def has_lease(self) -> bool:
         """Return True if this broker's lease is alive; see :meth:`PauseGuard.has_lease`."""

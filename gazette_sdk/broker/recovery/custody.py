@@ -317,7 +317,7 @@ class Custody:
 
     async def _load_records(self) -> None:
         try:
-            await self._records.load(self._etcd)
+            await self._records.mirror.load(self._etcd)
         except EtcdUnavailableError:
             raise
         except EtcdError as error:  # its roles forbid it

@@ -75,7 +75,6 @@ from gazette_sdk.protocol.journal_spec import (
     is_suspended,
 )
 from gazette_sdk.protocol.rules import NO_PRIMARY
-from gazette_sdk.retries import Outage
 
 MEMBERS_MIN = 2
 """Members of a cluster in which routes are recorded."""
@@ -113,25 +112,15 @@ class RecordedRoutes:
     def __init__(self, keyspace: BrokerKeySpace, local_id: pb.ProcessSpec.ID) -> None:
         self._keyspace = keyspace
         self._local_id = local_id
-        self._is_loaded = False
         self.mirror: KeySpace = KeySpace(
             f"/gazette_sdk/routes{keyspace.root.rstrip('/')}", self._decode
         )
 
-    async def load(self, etcd: Etcd) -> None:
-        """Load all records. Until then no route is recorded.
-
-        Raises:
-            EtcdError: Etcd failed, or its roles forbid it.
-        """
-        await self.mirror.load(etcd)
-        self._is_loaded = True
-
     @property
     def is_used(self) -> bool:
-        """True if routes are recorded: other members are there, or records are."""
+        """True if routes are recorded: records are loaded, and there are some, or other members."""
         has_others = len(self._keyspace.members()) >= MEMBERS_MIN
-        return self._is_loaded and (has_others or bool(self.mirror.entries))
+        return self.mirror.revision > 0 and (has_others or bool(self.mirror.entries))
 
     def entry(self, item: JournalEntry) -> Entry[RecordedRoute] | None:
         """Return the record of a journal, or the claims to it; ``None`` if there is neither."""
@@ -629,9 +618,6 @@ class _History:
             )
 
 
-RETRY_S = 10.0
-"""Pause before records are loaded again, after Etcd refused it."""
-
 SETTLING_S = 0.2
 """Pause from a change of the mirrors to the comparison: they follow one transaction apart."""
 
@@ -674,17 +660,7 @@ class RouteRecorder:
 
         Etcd's roles may forbid that: then it is tried again now and then.
         """
-        outage = Outage(_log, "watch of recorded routes")
-        while True:
-            try:
-                await self._records.load(self._etcd)
-                outage.ended()
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(self._complete(), name="complete records")
-                    group.create_task(self._records.mirror.watch(self._etcd), name="watch records")
-            except* EtcdError as errors:
-                outage.failed(errors.exceptions[0])
-            await outage.pause(RETRY_S)
+        await self._records.mirror.keep(self._etcd, "watch of recorded routes", self._complete)
 
     async def _complete(self) -> None:
         while True:

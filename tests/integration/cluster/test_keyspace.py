@@ -13,10 +13,11 @@ from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import Delete, Put
 from gazette_sdk.cluster.etcd_server import EtcdServer
 from gazette_sdk.cluster.keyspace import Entry, KeySpace
-from gazette_sdk.errors import EtcdCompactedError, EtcdUnavailableError
+from gazette_sdk.errors import EtcdCompactedError, EtcdError, EtcdUnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.testing.tcp_proxy import TcpProxy
 from support.etcd import run, within
+from support.spools import until
 from support.vectors import group
 
 
@@ -156,6 +157,75 @@ def test_a_watch_resumes_when_etcd_was_killed_and_started_again(tmp_path, caplog
     assert last.startswith("watch of /root in Etcd works again after an outage of")
 
 
+async def compact(client, revision):
+    request = etcd_module.rpc.CompactionRequest(revision=revision, physical=True)
+    await client._call(client._kv.Compact, request)
+
+
+def test_a_watch_resumes_after_a_compaction_if_its_prefix_is_as_it_was(etcd, monkeypatch):
+    """Other applications of one Etcd fill its history while this prefix is at rest."""
+
+    async def scenario():
+        starts = []
+        async with etcd.client() as client:
+            keyspace = KeySpace("/root", decode)
+            await keyspace.load(client, await client.put(b"/root/k", b"1"))
+            for _ in range(3):
+                last = await client.put(b"/other", b"")
+            await compact(client, last)
+            watch = client.watch
+
+            def recorded(prefix, start, **options):
+                starts.append(start)
+                return watch(prefix, start, **options)
+
+            monkeypatch.setattr(client, "watch", recorded)
+            async with following(keyspace, client):
+                await until(lambda: starts == [last - 2, last + 1])
+                await keyspace.wait_for_revision(await client.put(b"/root/k", b"2"))
+            assert values(keyspace) == {"/root/k": 2}
+
+    run(scenario())
+
+
+def test_a_mirror_that_is_kept_is_loaded_anew_whatever_ended_its_watch(etcd, caplog, monkeypatch):
+    async def scenario():
+        async with etcd.client() as client:
+            keyspace = KeySpace("/root", decode)
+            rounds = []
+
+            async def beside():
+                rounds.append(keyspace.revision)
+
+            refusals = ["compacted", "forbidden"]
+            watch = keyspace.watch
+
+            async def refusing(etcd, *, delay_s):
+                if not refusals:
+                    return await watch(etcd, delay_s=delay_s)
+                if refusals.pop(0) == "forbidden":
+                    raise EtcdError("etcdserver: permission denied")
+                await client.put(b"/root/k", b"2")
+                await compact(client, await client.put(b"/other", b""))
+                return await watch(etcd, delay_s=delay_s)
+
+            monkeypatch.setattr(keyspace, "watch", refusing)
+            monkeypatch.setattr(module, "RELOAD_PAUSE_S", 0.05)
+            await client.put(b"/root/k", b"1")
+            kept = asyncio.create_task(keyspace.keep(client, "watch of keys", beside))
+            await until(lambda: len(rounds) == 3)
+            await keyspace.wait_for_revision(await client.put(b"/root/k", b"3"))
+            assert values(keyspace) == {"/root/k": 3}
+            kept.cancel()
+            await asyncio.wait([kept])
+            assert kept.cancelled()
+
+    with caplog.at_level(logging.WARNING):
+        run(scenario())
+    reasons = [text for text in caplog.messages if text.startswith("watch of keys failed")]
+    assert ["compacted" in text for text in reasons] == [True, False]
+
+
 def test_a_watch_that_fell_behind_a_compaction_ends(etcd):
     async def scenario():
         async with etcd.client() as client:
@@ -164,8 +234,7 @@ def test_a_watch_that_fell_behind_a_compaction_ends(etcd):
             await keyspace.load(client, first)
             await client.put(b"/root/k", b"2")
             last = await client.put(b"/root/k", b"3")
-            request = etcd_module.rpc.CompactionRequest(revision=last, physical=True)
-            await client._call(client._kv.Compact, request)
+            await compact(client, last)
             waiting = asyncio.create_task(keyspace.wait_for_update())
             with pytest.raises(EtcdCompactedError):
                 await within(keyspace.watch(client))

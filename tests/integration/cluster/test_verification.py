@@ -8,9 +8,12 @@ import logging
 
 import pytest
 
+from gazette_sdk.cluster import keyspace as keyspace_module
 from gazette_sdk.cluster import verification as verifier_module
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace
+from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.verification import Input, Verifier
+from gazette_sdk.errors import EtcdError
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.brokers import LIMIT_S, ZONE
 from support.etcd import run
@@ -148,6 +151,31 @@ def test_a_broker_that_answers_in_etcd_is_not_deposed_whatever_its_port_says(etc
             assert one.dials == 2
             assert one.sees("two2")
             assert await challenges(one.etcd) == []
+
+    run(scenario())
+
+
+def test_a_broker_whose_watch_of_challenges_failed_answers_again(etcd, monkeypatch):
+    """It is a member all the time, and would be deposed if it answered no more."""
+    monkeypatch.setattr(keyspace_module, "RELOAD_PAUSE_S", 0.01)
+    failures = ["one1", "two2"]
+    watch = Etcd.watch
+
+    async def failing(self, prefix, start, **options):
+        if failures and b"failover" in prefix:
+            raise EtcdError(f"no permission for {failures.pop()}")
+        async with contextlib.aclosing(watch(self, prefix, start, **options)) as batches:
+            async for batch in batches:
+                yield batch
+
+    monkeypatch.setattr(Etcd, "watch", failing)
+
+    async def scenario():
+        async with members(etcd, "one1", "two2") as (one, two):
+            one.verifier.suspect(two.id, "the link is cut, and refuses")
+            await one.verified()
+            assert one.sees("two2")
+            assert not failures
 
     run(scenario())
 

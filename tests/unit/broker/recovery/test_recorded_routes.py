@@ -21,7 +21,7 @@ def world():
     members = [mirror.member("broker-a"), mirror.member("broker-b")]
     mirror.put(dict([mirror.item(journal_spec(JOURNAL)), *members]))
     records = RecordedRoutes(mirror.keyspace, A)
-    records._is_loaded = True
+    records.mirror.header.revision = 1
     recording = Mirror()
     recording.keyspace = records.mirror
     return mirror, records, recording
