@@ -379,8 +379,10 @@ class Mirror:
     def item(self, spec: pb.JournalSpec) -> tuple[bytes, bytes]:
         return self.keyspace.item_key(spec.name), spec.SerializeToString()
 
-    def member(self, suffix: str, zone: str = ZONE, limit: int = 10) -> tuple[bytes, bytes]:
-        spec = pb.BrokerSpec(journal_limit=limit)
+    def member(
+        self, suffix: str, zone: str = ZONE, limit: int = 10, *, exiting: bool = False
+    ) -> tuple[bytes, bytes]:
+        spec = pb.BrokerSpec(journal_limit=limit, exiting=exiting)
         spec.process_spec.id.zone, spec.process_spec.id.suffix = zone, suffix
         spec.process_spec.endpoint = f"http://{zone}-{suffix}.test"
         return self.keyspace.member_key(zone, suffix), spec.SerializeToString()

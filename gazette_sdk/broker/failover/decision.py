@@ -152,7 +152,7 @@ def decide(
         candidates: members that have room, and are not of the journal.
         desired: number of members that the journal should have.
         unreached: members that were not reached just now.
-        silent: members that do not answer in Etcd either: they are dead, and take over nothing.
+        silent: of these, those that are dead or cut off from others: they take over nothing.
     """
     peers = sorted((a for a in assignments if a is not primary), key=lambda a: a.slot)
     lost = [peer for peer in peers if (peer.zone, peer.suffix) in cut_off]

@@ -52,7 +52,10 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.retries import run_together
 
 SURVEY_DIALS = 2
-"""Dials of a member before a broker that seems to be cut off itself takes it for unreached."""
+"""Dials of a member at a time, by a broker that seems to be cut off itself."""
+
+SURVEY_ROUNDS = 2
+"""Times that it dials a member before it takes it for unreached."""
 
 
 class Failover:
@@ -152,7 +155,7 @@ class _Survey:
     Attributes:
         candidates: those that have room.
         unreached: those that were not reached.
-        silent: those of them that do not answer in Etcd either.
+        silent: those of them that do not answer in Etcd either, or announced that they are cut off.
     """
 
     candidates: Sequence[Candidate]
@@ -330,6 +333,8 @@ class Rebuilder:
         )
 
     async def _is_known_to_be_silent(self, member: BrokerEntry) -> bool:
+        if member.value.journal_limit == 0 and not member.value.exiting:
+            return True  # it takes no journals until it reaches others
         try:
             return await self._is_silent(member)
         except EtcdError as error:
@@ -339,16 +344,18 @@ class Rebuilder:
     async def _reaches(self, member: BrokerEntry) -> bool:
         """Return True if a member is reached. One whose link is cut is not dialled for that.
 
-        It is dialled twice at a time: with one lost packet a healthy primary would take itself for
-        cut off.
+        It is dialled several times: with a few lost packets a healthy primary would take itself for
+        cut off, and give its journals to the broker that is.
         """
         name, endpoint = (member.zone, member.suffix), member.value.process_spec.endpoint
         if self._is_cut(name):
             return False
         begun = asyncio.get_running_loop().time()
-        found = await asyncio.gather(*(self._dial(endpoint) for _ in range(SURVEY_DIALS)))
-        is_reached = Input.REACHED in found or self._streams.heard_at(*name) >= begun
-        return is_reached and not self._is_cut(name)
+        for _ in range(SURVEY_ROUNDS):
+            found = await asyncio.gather(*(self._dial(endpoint) for _ in range(SURVEY_DIALS)))
+            if Input.REACHED in found or self._streams.heard_at(*name) >= begun:
+                return not self._is_cut(name)
+        return False
 
     # --------------------------------------------------------------- one journal
 

@@ -62,9 +62,35 @@ def test_a_member_whose_link_is_cut_is_no_candidate_and_is_not_dialled():
         assert survey.silent == {(ZONE, "broker-d")}
         found = {each.suffix: each.is_reached for each in survey.candidates}
         assert found == {"broker-b": False, "broker-c": True, "broker-d": False}
-        assert sorted(dialled) == sorted(2 * [endpoints["c"], endpoints["d"]])
+        # One that was not reached is dialled twice as often.
+        assert sorted(dialled) == 2 * [endpoints["c"]] + 4 * [endpoints["d"]]
         await asyncio.sleep(0)
         await rebuilder.aclose()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_silent"),
+    [
+        ({"limit": 0}, True),
+        ({"limit": 0, "exiting": True}, False),
+        ({}, False),
+    ],
+)
+def test_an_unreached_member_that_takes_no_journals_is_cut_off_itself(fields, is_silent):
+    """It takes over nothing: it may be the one that is cut off, not this broker."""
+
+    async def scenario():
+        mirror = Mirror()
+        mirror.put(dict([mirror.member("broker-a"), mirror.member("broker-b", **fields)]))
+
+        async def dial(_):
+            return Input.UNCLEAR
+
+        survey = await rebuilder_of(mirror, dial)._survey()
+        assert survey.unreached == {(ZONE, "broker-b")}
+        assert survey.silent == ({(ZONE, "broker-b")} if is_silent else frozenset())
 
     run(scenario())
 
@@ -115,8 +141,8 @@ def test_a_link_is_cut_by_the_wait_for_its_peer_whatever_ended_that(
     run(scenario())
 
 
-@pytest.mark.parametrize(("late", "is_reached"), [(0, True), (1, True), (2, False)])
-def test_one_late_answer_is_not_the_loss_of_a_member(late, is_reached):
+@pytest.mark.parametrize(("late", "is_reached"), [(0, True), (1, True), (3, True), (4, False)])
+def test_a_few_late_answers_are_not_the_loss_of_a_member(late, is_reached):
     async def scenario():
         mirror, dialled = Mirror(), []
         mirror.put(dict(mirror.member(f"broker-{name}") for name in "ab"))
