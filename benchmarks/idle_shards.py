@@ -19,7 +19,7 @@ from word_counter import Word, counter
 from gazette_sdk import Publisher
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import consumer_pb2 as cpb
-from gazette_sdk.shard.application.application import shard_id
+from gazette_sdk.shard.application.generator import shard_id
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.testing import gazette_cluster, run_shards
 from gazette_sdk.testing.shards import RunningShards

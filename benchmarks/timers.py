@@ -23,7 +23,7 @@ from shard_words import LIMIT_S, messages_per_s
 from timer_alarms import Alarm, alarms
 
 from gazette_sdk import Journals, Publisher, mapping
-from gazette_sdk.shard.application.application import shard_id
+from gazette_sdk.shard.application.generator import shard_id
 from gazette_sdk.testing import gazette_cluster, run_shards
 from gazette_sdk.testing.shards import RunningShards
 

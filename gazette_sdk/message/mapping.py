@@ -146,17 +146,19 @@ class SelectorMapping:
         selector: its text.
         label_selector: the parsed selector.
         key: the function from a message to its key; None where messages have no keys.
+        is_by_names: True if the choice depends on the names of journals, and not on their number.
 
     Raises:
         ValidationError: the selector is malformed.
     """
 
-    __slots__ = ("_choose", "key", "label_selector", "selector")
+    __slots__ = ("_choose", "is_by_names", "key", "label_selector", "selector")
 
     def __init__(self, selector: str, choose: Callable[[Any, Partitions], int]) -> None:
         self.selector = selector
         self.label_selector = parse_selector(selector)
         self.key: Callable[[Any], Key] | None = None
+        self.is_by_names = False
         self._choose = choose
 
     def pick(self, message: Any, partitions: Partitions) -> str:
@@ -383,7 +385,9 @@ def rendezvous(selector: str, *, key: Callable[[Any], Key]) -> SelectorMapping:
         indexes: npt.NDArray[np.intp] = (hashes[:, None] ^ partitions.hashes).argmax(axis=1)
         return indexes
 
-    return _KeyedMapping(selector, key, choose, choose_many)
+    made = _KeyedMapping(selector, key, choose, choose_many)
+    made.is_by_names = True
+    return made
 
 
 def random(selector: str, *, source: Random | None = None) -> SelectorMapping:

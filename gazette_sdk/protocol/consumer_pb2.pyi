@@ -152,7 +152,7 @@ class ListRequest(_message.Message):
     def __init__(self, selector: _Optional[_Union[_broker_pb2.LabelSelector, _Mapping]] = ..., extension: _Optional[bytes] = ...) -> None: ...
 
 class ListResponse(_message.Message):
-    __slots__ = ("status", "header", "shards", "extension")
+    __slots__ = ("status", "header", "shards", "extension", "faults")
     class Shard(_message.Message):
         __slots__ = ("spec", "mod_revision", "route", "status", "create_revision")
         SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -170,11 +170,13 @@ class ListResponse(_message.Message):
     HEADER_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     EXTENSION_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
     status: Status
     header: _broker_pb2.Header
     shards: _containers.RepeatedCompositeFieldContainer[ListResponse.Shard]
     extension: bytes
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., header: _Optional[_Union[_broker_pb2.Header, _Mapping]] = ..., shards: _Optional[_Iterable[_Union[ListResponse.Shard, _Mapping]]] = ..., extension: _Optional[bytes] = ...) -> None: ...
+    faults: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., header: _Optional[_Union[_broker_pb2.Header, _Mapping]] = ..., shards: _Optional[_Iterable[_Union[ListResponse.Shard, _Mapping]]] = ..., extension: _Optional[bytes] = ..., faults: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ApplyRequest(_message.Message):
     __slots__ = ("changes", "extension")

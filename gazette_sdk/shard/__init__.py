@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gazette_sdk.shard.application.application import Application, dead_letters
     from gazette_sdk.shard.application.endpoints import Method, Query
     from gazette_sdk.shard.application.handler import handler
+    from gazette_sdk.shard.application.sources import partitions
     from gazette_sdk.shard.consumer.embedded import EmbeddedConsumer
     from gazette_sdk.shard.stores import codec
     from gazette_sdk.shard.stores.base import Store
@@ -62,6 +63,7 @@ __all__ = [
     "codec",
     "dead_letters",
     "handler",
+    "partitions",
     "windows",
 ]
 
@@ -84,6 +86,7 @@ _MODULES = {
     "codec": "stores.codec",
     "dead_letters": "application.application",
     "handler": "application.handler",
+    "partitions": "application.sources",
     "windows": "transaction.windows",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import concurrent.futures
 import copy
 import itertools
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gazette_sdk.errors import GazetteError
+from gazette_sdk.errors import ConfigurationError, GazetteError
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.mapping import Mapping as JournalMapping
@@ -21,6 +22,7 @@ from gazette_sdk.message.mapping import SelectorMapping
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.shard.application.application import Application
+from gazette_sdk.shard.application.sources import topics_of
 from gazette_sdk.shard.transaction.consume import OnStep
 from gazette_sdk.shard.transaction.runner import Runner
 from gazette_sdk.shard.transaction.transaction import AppendFuture, Shard
@@ -78,6 +80,7 @@ class MemoryInput:
         checkpoint: position at which to begin.
         batch_count: messages of a batch.
         more: event that is set after messages were added; None if none will be.
+        journal_of: returns the journal of a message.
 
     Attributes:
         on_undecodable: is not called: all messages are given decoded.
@@ -93,27 +96,38 @@ class MemoryInput:
         *,
         batch_count: int = BATCH_COUNT,
         more: asyncio.Event | None = None,
+        journal_of: Callable[[Any], str] = lambda _: JOURNAL,
     ) -> None:
         self.on_undecodable: Callable[[GazetteError], object] | None = None
         self._more = more or asyncio.Event()
         self._messages = messages
         self._batch_count = batch_count
-        self._next = checkpoint.offsets.get(JOURNAL, 0)
+        self._journal_of = journal_of
+        self._offsets = dict(checkpoint.offsets)
+        self._next = sum(self._offsets.values())
+        self._last = JOURNAL
 
     def poll(self) -> list[Envelope[Any]] | None:
-        """Return the next messages; None if there are none."""
-        begin = self._next
-        messages = self._messages[begin : begin + self._batch_count]
+        """Return the next messages, of one journal; None if there are none."""
+        messages = self._messages[self._next : self._next + self._batch_count]
+        if not messages:
+            return None
+        journal = self._last = self._journal_of(messages[0])
+        messages = list(
+            itertools.takewhile(lambda each: self._journal_of(each) == journal, messages)
+        )
+        begin = self._offsets.get(journal, 0)
         self._next += len(messages)
+        self._offsets[journal] = begin + len(messages)
         return [
-            Envelope(JOURNAL, offset, offset + 1, message)
+            Envelope(journal, offset, offset + 1, message)
             for offset, message in enumerate(messages, begin)
-        ] or None
+        ]
 
     @property
     def write_heads(self) -> Mapping[str, int]:
-        """Offset after the last message."""
-        return {JOURNAL: len(self._messages)}
+        """Offset after the last message, by journal."""
+        return collections.Counter(map(self._journal_of, self._messages))
 
     async def arrived(self) -> None:
         """Wait until there are messages; without end if there will be none."""
@@ -128,11 +142,11 @@ class MemoryInput:
 
     def checkpoint(self, left: int) -> Checkpoint:
         """Return the position, without the last ``left`` messages."""
-        return Checkpoint({JOURNAL: self._next - left})
+        return Checkpoint({**self._offsets, self._last: self._offsets.get(self._last, 0) - left})
 
     def passed(self) -> Mapping[str, int]:
-        """Return the offset that was read through."""
-        return {JOURNAL: self._next}
+        """Return the offsets that were read through."""
+        return {JOURNAL: 0, **self._offsets}
 
     async def aclose(self) -> None:
         """Do nothing: nothing is open."""
@@ -233,7 +247,8 @@ def run_handler(
 
     Args:
         application: the application. Its store works in a directory of its own.
-        messages: the messages, in order, and :class:`Advance` where time passes between them.
+        messages: the messages, in order, and :class:`Advance` where time passes between them. The
+            topic of a message is the one for whose messages its class is declared.
         batch_count: messages that arrive at once.
         now: time of the run, in Unix seconds; None for that of its begin. Only :class:`Advance`
             changes it.
@@ -245,12 +260,19 @@ def run_handler(
         State and messages published.
 
     Raises:
+        ConfigurationError: the class of a message is declared for none of several topics.
         HandlerFailedError: the handler raised, and its application does not leave records out.
         TimeoutError: the run took longer.
     """
     with tempfile.TemporaryDirectory(prefix="gazette-shard-") as directory:
-        spec = cpb.ShardSpec(id="memory", sources=[cpb.ShardSpec.Source(journal=JOURNAL)])
-        shard = Shard("memory", spec, Path(directory), f"{application.full_name}/memory")
+        topics = {
+            f"memory/{number}/part-000" if number else JOURNAL: topic
+            for number, topic in enumerate(topics_of(application.sources) or (JOURNAL,))
+        }
+        sources = [cpb.ShardSpec.Source(journal=journal) for journal in topics]
+        spec = cpb.ShardSpec(id="memory", sources=sources)
+        name = f"{application.full_name}/memory"
+        shard = Shard("memory", spec, Path(directory), name, topics=topics)
         return run(
             _run(
                 application,
@@ -276,6 +298,10 @@ async def _run(
     read: Callable[[Any], Any],
     on_step: OnStep | None,
 ) -> HandlerRun:
+    journal_of = _journal_of(application, shard)
+    for each in messages:
+        if not isinstance(each, Advance):
+            journal_of(each)
     store = application.new_store(shard)
     output = MemoryOutput()
     arrived: list[Any] = []
@@ -288,7 +314,7 @@ async def _run(
         recorder=None,
         log=None,
         new_input=lambda checkpoint: MemoryInput(
-            arrived, checkpoint, batch_count=batch_count, more=more
+            arrived, checkpoint, batch_count=batch_count, more=more, journal_of=journal_of
         ),
         output=output,
         on_step=on_step,
@@ -305,7 +331,7 @@ async def _run(
             else:
                 arrived.extend(given)
                 more.set()
-                await runner.progress.wait({JOURNAL: len(arrived)})
+                await runner.progress.wait(collections.Counter(map(journal_of, arrived)))
                 await _advance(runner, clock, clock.now, completed)  # what is due at once
 
     try:
@@ -315,6 +341,29 @@ async def _run(
     finally:
         store.destroy()
     return HandlerRun(state, [message for _, message in output.published])
+
+
+def _journal_of(application: Application[Any, Any], shard: Shard) -> Callable[[Any], str]:
+    """Return a function from a message to the journal of its topic.
+
+    It raises a ConfigurationError if there is none.
+    """
+    classes = application.message
+    if not isinstance(classes, Mapping):
+        return lambda _: JOURNAL
+    journals = {classes[topic]: journal for journal, topic in shard.topics.items()}
+
+    def journal_of(message: Any) -> str:
+        journal = journals.get(type(message))
+        if journal is None:
+            raise ConfigurationError(
+                f"{type(message).__name__} is the class of the messages of no topic that"
+                f" {application.full_name} reads; use one of"
+                f" {', '.join(each.__name__ for each in journals)}"
+            )
+        return journal
+
+    return journal_of
 
 
 async def _run_until_ended(runner: Runner, feed: Callable[[], Coroutine[Any, Any, None]]) -> None:

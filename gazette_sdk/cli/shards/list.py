@@ -148,6 +148,8 @@ async def run(invocation: Invocation) -> None:
         case form:
             sys.stdout.write(listing_text(listing, form, yaml_of))
     sys.stdout.flush()
+    for fault in listing.faults:
+        _log.warning("%s", fault)
     if settings.fail_on == "failed":
         _check_none_has_failed(listing)
 

@@ -30,14 +30,14 @@ from gazette_sdk.protocol.labels import parse_selector
 from gazette_sdk.protocol.rules import ANY_REVISION, complete
 from gazette_sdk.protocol.shard_spec import recovery_log, validate_shard_rpc
 from gazette_sdk.retries import pause
-from gazette_sdk.shard.application.application import (
-    Application,
+from gazette_sdk.shard.application.application import Application
+from gazette_sdk.shard.application.generator import (
     Existing,
+    ShardGenerator,
     existing_shards,
     generated,
-    source_selector,
 )
-from gazette_sdk.shard.application.handler import ShardGenerator
+from gazette_sdk.shard.application.sources import Partitions, selectors_of
 from gazette_sdk.shard.consumer.client import ShardClient, apply_in_batches, verify_references
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import list_journals
@@ -214,54 +214,66 @@ async def run_generate(invocation: Invocation) -> None:
     """
     settings = invocation.settings(GENERATE)
     application = import_application(invocation.arguments[0])
-    selector = _selector(application, settings.sources)
+    selectors = _selectors(application, settings.sources)
     async with (
         open_consumer(invocation) as client,
         open_broker(invocation, SHARDS_BROKER_CLIENT, SHARDS_ZONE) as transport,
     ):
         shards = _Shards(client, settings.format)
         if settings.dry_run:
-            journals = await _journals(transport, selector)
-            wanted = generated(application, journals, await shards.existing())
+            listings = await _listings(transport, selectors)
+            wanted = generated(application, listings, await shards.existing())
             listed = [cpb.ListResponse.Shard(spec=spec) for spec in wanted.shards]
             sys.stdout.write(yaml_of(cpb.ListResponse(shards=listed)))
+            if wanted.faults:
+                raise wanted.faults[0]
             return
         generator = ShardGenerator(
-            application, transport, selector, existing=shards.existing, create=shards.create
+            application, transport, selectors, existing=shards.existing, create=shards.create
         )
         if settings.watch:
             await generator.run()
         else:
-            await _generate(generator, transport, selector)
+            await _generate(generator, transport, selectors)
 
 
-def _selector(application: Application[Any, Any], given: str) -> pb.LabelSelector:
-    """Return the selector of source journals.
+def _selectors(application: Application[Any, Any], given: str) -> Sequence[pb.LabelSelector]:
+    """Return the selectors of source journals.
 
     Raises:
         ConfigurationError: none is known.
         ValidationError: it is malformed.
     """
-    selector = parse_selector(given) if given else source_selector(application)
-    if selector is None:
+    if given and isinstance(application.sources, Partitions):
+        raise ConfigurationError(
+            f"the application {application.full_name} reads {application.sources!r}; leave"
+            " --sources out"
+        )
+    selectors = (parse_selector(given),) if given else selectors_of(application.sources)
+    if not selectors:
         raise ConfigurationError(
             f"the application {application.full_name} declares no sources: give them with"
             " --sources, as --sources topic=orders"
         )
-    return selector
+    return selectors
 
 
-async def _journals(transport: Transport, selector: pb.LabelSelector) -> Sequence[pb.JournalSpec]:
-    return [each.spec for each in (await list_journals(transport, selector)).journals]
+async def _listings(
+    transport: Transport, selectors: Sequence[pb.LabelSelector]
+) -> Sequence[Sequence[pb.JournalSpec]]:
+    return [
+        [each.spec for each in (await list_journals(transport, selector)).journals]
+        for selector in selectors
+    ]
 
 
 async def _generate(
-    generator: ShardGenerator, transport: Transport, selector: pb.LabelSelector
+    generator: ShardGenerator, transport: Transport, selectors: Sequence[pb.LabelSelector]
 ) -> None:
     """Create what is missing now."""
     for attempt in range(ATTEMPTS_MAX):
         try:
-            await generator.generate(await _journals(transport, selector))
+            await generator.generate(await _listings(transport, selectors))
         except EtcdTransactionFailedError:
             await pause(attempt)
         else:

@@ -1,37 +1,28 @@
 """Applications: what is declared of a group of shards, and the hooks that are called for them.
 
-Shards and recovery logs follow from the journals that an application reads (:func:`generated`,
-pure). Each journal has one shard, named by the application and the journal, and each shard a
-recovery log with the replication and stores of its source. A journal that a shard of another name
-reads, such as one of a manifest, has its shard. Nothing is changed that exists, and a journal that
-disappears deletes nothing.
+Which journals its shards read is in :mod:`~gazette_sdk.shard.application.sources`, and how their
+shards are made in :mod:`~gazette_sdk.shard.application.generator`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Mapping as AbstractMapping
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
-from gazette_sdk.errors import ConfigurationError, ValidationError
+from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Capability
-from gazette_sdk.protocol.durations import SECOND_NS, from_ns
-from gazette_sdk.protocol.journal_spec import may_read
-from gazette_sdk.protocol.labels import (
-    CONTENT_TYPE,
-    MANAGED_BY,
-    NAME,
-    RECOVERY_LOG,
-    label_set,
-    parse_selector,
-    value_of,
-)
 from gazette_sdk.protocol.names import validate_journal, validate_token
-from gazette_sdk.protocol.shard_spec import recovery_log, validate_shard_spec
 from gazette_sdk.shard.application.endpoints import Endpoint, Handler, Method
+from gazette_sdk.shard.application.sources import (
+    Partitions,
+    Sources,
+    check_sources,
+    source_of,
+    topics_of,
+)
 from gazette_sdk.shard.transaction.event_time import IDLE_S, check_event_time, is_seconds
 from gazette_sdk.shard.transaction.transaction import Process, Shard
 from gazette_sdk.shard.transaction.windows import Declared, Hopping, Session, Tumbling
@@ -41,122 +32,6 @@ if TYPE_CHECKING:
     from gazette_sdk.shard.transaction.timers import Timer
     from gazette_sdk.shard.transaction.transaction import CommitFuture, Transaction
     from gazette_sdk.shard.transaction.windows import Window
-
-
-LOG_PREFIX = "recovery"
-"""Prefix of the names of recovery logs."""
-
-HINT_PREFIX = "/gazette/hints"
-"""Prefix of the keys of hints in Etcd."""
-
-HINT_BACKUPS = 2
-"""Hints that are kept besides the newest."""
-
-
-_ESCAPES = str.maketrans({"+": "+2B", "=": "+3D", "%": "+25"})
-
-
-Existing: TypeAlias = Collection[str] | AbstractMapping[str, Collection[str]]
-"""Ids of the shards that exist; a mapping has the journals that each of them reads."""
-
-
-class Generated(NamedTuple):
-    """Shards of an application, and their recovery logs.
-
-    Attributes:
-        shards: specs of shards, by name.
-        logs: specs of recovery logs, in the same order; none of a store without files.
-    """
-
-    shards: list[cpb.ShardSpec]
-    logs: list[pb.JournalSpec]
-
-
-def shard_id(application: str, journal: str) -> str:
-    """Return the id of the shard of a journal: different for different journals.
-
-    Args:
-        application: name of the application.
-        journal: name of the journal. Characters that ids lack are written as ``+`` and their code.
-    """
-    return f"{application}/{journal.translate(_ESCAPES)}"
-
-
-def source_selector(application: Application[Any, Any]) -> pb.LabelSelector | None:
-    """Return the selector of the application's sources; None if it declares none."""
-    names = application.source_names
-    if names:
-        labels = label_set((NAME, name) for name in sorted(set(names)))
-        return pb.LabelSelector(include=labels)
-    return application.source_selector
-
-
-def existing_shards(specs: Iterable[cpb.ShardSpec]) -> AbstractMapping[str, Collection[str]]:
-    """Return the source journals of shards, by the ids of the shards."""
-    return {spec.id: {source.journal for source in spec.sources} for spec in specs}
-
-
-def generated(
-    application: Application[Any, Any],
-    journals: Iterable[pb.JournalSpec],
-    existing: Existing = (),
-) -> Generated:
-    """Return the shards that journals want and that do not exist, with their recovery logs.
-
-    Args:
-        application: the application.
-        journals: specs of the journals that its sources select.
-        existing: shards that exist; neither they nor other ones of their sources are returned.
-
-    Raises:
-        ValidationError: the name of a journal is too long for an id or the name of a log.
-    """
-    name = application.full_name
-    found = Generated([], [])
-    read: set[str] = set()
-    if isinstance(existing, AbstractMapping):
-        read.update(*existing.values())
-    for journal in sorted(journals, key=lambda spec: spec.name.encode()):
-        is_log = value_of(journal.labels, CONTENT_TYPE) == RECOVERY_LOG
-        has_shard = journal.name in read or shard_id(name, journal.name) in existing
-        if is_log or has_shard or not may_read(journal):
-            continue
-        spec = _shard(application, name, journal.name)
-        validate_shard_spec(spec)
-        found.shards.append(spec)
-        if spec.recovery_log_prefix:
-            found.logs.append(_log(spec, journal))
-    return found
-
-
-def _shard(application: Application[Any, Any], name: str, journal: str) -> cpb.ShardSpec:
-    spec = cpb.ShardSpec(
-        id=shard_id(name, journal),
-        sources=[cpb.ShardSpec.Source(journal=journal)],
-        hot_standbys=application.hot_standbys,
-        labels=label_set([(MANAGED_BY, name)]),
-        disable_wait_for_ack=not application.waits_for_acks,
-    )
-    spec.max_txn_duration.CopyFrom(from_ns(round(application.max_txn_s * SECOND_NS)))
-    spec.min_txn_duration.CopyFrom(from_ns(round(application.min_txn_s * SECOND_NS)))
-    if getattr(application.store, "is_recorded", True):
-        spec.recovery_log_prefix = LOG_PREFIX
-        spec.hint_prefix = HINT_PREFIX
-        spec.hint_backups = HINT_BACKUPS
-    return spec
-
-
-def _log(shard: cpb.ShardSpec, source: pb.JournalSpec) -> pb.JournalSpec:
-    """Return the spec of a recovery log: its source's, for ever."""
-    spec = pb.JournalSpec(
-        name=recovery_log(shard),
-        replication=source.replication,
-        labels=label_set([(CONTENT_TYPE, RECOVERY_LOG)]),
-        fragment=source.fragment,
-    )
-    spec.fragment.ClearField("retention")
-    spec.fragment.ClearField("path_postfix_template")
-    return spec
 
 
 M = TypeVar("M")
@@ -169,8 +44,6 @@ _HOOKS_OF_WINDOWS = {
     "on_updated": ("a window", "(txn, window)"),
 }
 _HOOKS = ("begin", "consume", "on_timer", *_HOOKS_OF_WINDOWS, "finalize", "finished")
-
-_SELECTOR_CHARACTERS = frozenset("=!,() ")
 
 NAME_LENGTH_BYTES = (1, 128)
 """Least and greatest length of an application's name."""
@@ -200,9 +73,6 @@ OnError: TypeAlias = Literal["fail", "skip"] | DeadLetters
 """Treatment of a record for which the handler raises: fail the shard, leave the record out, or
 publish it to a journal of dead letters. See :mod:`~gazette_sdk.shard.transaction.failure`."""
 
-Sources: TypeAlias = str | Sequence[str]
-"""Label selector of source journals, or names of journals."""
-
 
 def dead_letters(journal: str) -> DeadLetters:
     """Return the treatment of bad records that publishes them to ``journal``.
@@ -231,11 +101,11 @@ class Application(Generic[M, S]):
     Attributes:
         endpoints: HTTP endpoints that it declares.
         methods: gRPC methods that it declares.
-        message: class of the messages.
+        message: class of the messages; of several topics, by their selectors.
         store: class of the store, or an object that makes one: anything with
             ``for_shard(shard)``, or a callable of the shard's directory.
-        sources: label selector of the journals that it reads, or their names; None if its shards
-            are created by hand.
+        sources: label selector of the journals that it reads, their names, or
+            ``shard.partitions`` of several topics; None if its shards are created by hand.
         name: its name; empty for ``module.Class``.
         hot_standbys: number of processes that keep a copy of each shard's store up to date,
             besides the primary.
@@ -299,10 +169,16 @@ class Application(Generic[M, S]):
         return made
 
     def new_message(self, journal: pb.JournalSpec) -> type[M]:
-        """Return the class of the messages of a journal."""
-        del journal
-        declared: type[M] = self.message
-        return declared
+        """Return the class of the messages of a journal.
+
+        Raises:
+            ConfigurationError: it is of none of the application's topics.
+        """
+        declared = self.message
+        if isinstance(declared, AbstractMapping):
+            declared = declared[source_of(self.sources, journal)]
+        found: type[M] = declared
+        return found
 
     def begin(self, txn: Transaction[S]) -> Any:
         """Prepare a transaction, before its first message."""
@@ -382,6 +258,7 @@ class Application(Generic[M, S]):
 
     def _endpoint(self, method: str, path: str, by: Mapping | None) -> Callable[[H], H]:
         def declare(serve: H) -> H:
+            self._check_by(by)
             endpoint = Endpoint(method, path, serve, by)
             if any((each.method, each.path) == (method, path) for each in self.endpoints):
                 raise ConfigurationError(f"{method} {path} is declared twice; use another path")
@@ -418,10 +295,19 @@ class Application(Generic[M, S]):
         """
 
         def declare(serve: H) -> H:
+            self._check_by(by)
             self.methods.append(Method(rpc, request, response, serve, shard_of, by, capability))
             return serve
 
         return declare
+
+    def _check_by(self, by: object) -> None:
+        """Refuse a mapping by the names of journals, of partitions that are joined by number."""
+        if isinstance(self.sources, Partitions) and getattr(by, "is_by_names", False):
+            raise ConfigurationError(
+                f"{self._place()[1]} joins partitions of one number, and this mapping chooses them"
+                " by their names: map messages and queries by `mapping.modulo`"
+            )
 
     # --------------------------------------------------------------- declarations
 
@@ -468,20 +354,6 @@ class Application(Generic[M, S]):
         """True if the hooks are coroutine functions."""
         return inspect.iscoroutinefunction(self.consume)
 
-    @property
-    def source_selector(self) -> pb.LabelSelector | None:
-        """Label selector of the sources; None if they are names, or not declared."""
-        if isinstance(self.sources, str) and _is_selector(self.sources):
-            return parse_selector(self.sources)
-        return None
-
-    @property
-    def source_names(self) -> tuple[str, ...]:
-        """Names of the source journals; empty if they are selected by labels, or not declared."""
-        if self.sources is None or self.source_selector is not None:
-            return ()
-        return (self.sources,) if isinstance(self.sources, str) else tuple(self.sources)
-
     def _place(self) -> tuple[str, str]:
         """Return the module and the qualified name of the application's code."""
         return type(self).__module__, type(self).__qualname__
@@ -515,25 +387,21 @@ class Application(Generic[M, S]):
             )
         check_event_time(name, self.event_time, self.lateness_s, self.idle_s)
         _check_store(name, self.store)
-        self._validate_sources(name)
+        check_sources(name, self.sources)
+        self._validate_message(name)
         self._validate_hooks(name)
 
-    def _validate_sources(self, name: str) -> None:
-        if not isinstance(self.sources, str | Iterable | None):
+    def _validate_message(self, name: str) -> None:
+        """Refuse classes by topic that are not those of the sources."""
+        if not isinstance(self.message, AbstractMapping):
+            return
+        topics = topics_of(self.sources)
+        if set(self.message) != set(topics):
             raise ConfigurationError(
-                f"{name}: sources={self.sources!r}; use a selector as 'topic=orders', or names of"
-                " journals"
+                f"{name} declares classes of messages of {_listed(self.message)}, and reads"
+                f" {_listed(topics)}; declare one class for each selector, as it is written in"
+                " sources=shard.partitions(…)"
             )
-        _ = self.source_selector
-        if self.sources is not None and not self.sources:
-            raise ConfigurationError(f"{name}: sources is empty; leave it out, or name journals")
-        for journal in self.source_names:
-            try:
-                validate_journal(journal, "sources")
-            except ValidationError as error:
-                raise ConfigurationError(
-                    f"{name}: {error}; use a selector as 'topic=orders', or names of journals"
-                ) from error
 
     def _validate_hooks(self, name: str) -> None:
         """Refuse a wrong signature, and a mixture of ``def`` and ``async def``."""
@@ -639,5 +507,5 @@ def _is_inherited(application: Application[Any, Any], hook: str) -> bool:
     return function is vars(Application)[hook]
 
 
-def _is_selector(text: str) -> bool:
-    return not _SELECTOR_CHARACTERS.isdisjoint(text)
+def _listed(texts: Iterable[str]) -> str:
+    return ", ".join(map(repr, texts)) or "no selector"

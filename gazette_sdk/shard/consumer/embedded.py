@@ -207,9 +207,8 @@ class EmbeddedConsumer(sdk_loop.LoopStartable):
             await ended
             raise ClosedError("the consumer has stopped; start it again")
         found = await self._ask(lambda client: client.list())
-        raise TimeoutError(
-            f"the shards have not caught up within {timeout_s:g} s: {status_text(found.shards)}"
-        )
+        status = "; ".join([*found.faults, status_text(found.shards)])
+        raise TimeoutError(f"the shards have not caught up within {timeout_s:g} s: {status}")
 
     async def ended(self) -> None:
         """Wait until it ends.

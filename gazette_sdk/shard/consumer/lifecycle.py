@@ -25,7 +25,8 @@ from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.names import strip_meta
-from gazette_sdk.shard.application.application import Application, source_selector
+from gazette_sdk.shard.application.application import Application
+from gazette_sdk.shard.application.sources import selectors_of
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.transport.append.append import append
 from gazette_sdk.transport.base import Transport
@@ -233,15 +234,15 @@ async def _heads(
     application: Application[Any, Any], transport: Transport, ask: Ask
 ) -> Mapping[str, int]:
     """Return the write heads of the sources."""
-    selector = source_selector(application)
-    if selector is None:
+    selectors = selectors_of(application.sources)
+    if not selectors:
         listed = await ask(lambda client: client.list())
         names = [
             strip_meta(source.journal) for shard in listed.shards for source in shard.spec.sources
         ]
     else:
-        listing = await list_journals(transport, selector)
-        names = [journal.spec.name for journal in listing.journals]
+        listings = [await list_journals(transport, selector) for selector in selectors]
+        names = [journal.spec.name for listing in listings for journal in listing.journals]
     heads = {}
     for name in names:
         response = await append(transport, pb.AppendRequest(journal=name), [])

@@ -36,14 +36,14 @@ from gazette_sdk.protocol.rules import complete
 from gazette_sdk.protocol.shard_spec import recovery_log, validate_consumer_spec
 from gazette_sdk.server.authorization import Authorization
 from gazette_sdk.server.grpc_server import Method
-from gazette_sdk.shard.application.application import (
-    Application,
+from gazette_sdk.shard.application.application import Application
+from gazette_sdk.shard.application.generator import (
     Existing,
+    ShardGenerator,
     existing_shards,
     generated,
-    source_selector,
 )
-from gazette_sdk.shard.application.handler import ShardGenerator
+from gazette_sdk.shard.application.sources import Partitions, group_journals, selectors_of
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.config import ConsumerConfig
 from gazette_sdk.shard.consumer.endpoints import EndpointCalls, HttpEndpoints, Queries
@@ -55,6 +55,7 @@ from gazette_sdk.shard.recovery.prune import LogPruning, ShardHints
 from gazette_sdk.shard.transaction.consume import OnStep
 from gazette_sdk.shard.transaction.transaction import Process
 from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.listing import list_journals
 from gazette_sdk.user_code import contained, on_worker
 
 CONSUMERS_PREFIX = "/gazette/consumers"
@@ -68,6 +69,9 @@ LOOKUPS_MAX = 8
 
 OPENINGS_MAX = 4
 """Stores that are opened at once: each costs much of the disk and of a processor."""
+
+LISTING_TIMEOUT_S = 10.0
+"""Bound of the listing of topics that are joined, at the start."""
 
 _log = logging.getLogger(__name__)
 
@@ -222,6 +226,15 @@ class Consumer:
             tls=config.peer_tls,
         )
         authorization = Authorization(self.authority)
+        generator = ShardGenerator(
+            self.application,
+            self._transport,
+            selectors_of(self.application.sources),
+            existing=self._existing,
+            create=self._create,
+            leads=self._leads,
+            until_changed=self.keyspace.wait_for_update,
+        )
         self.service = ShardService(
             resolver=self.resolver,
             keyspace=self.keyspace,
@@ -230,6 +243,7 @@ class Consumer:
             peers=self._peers,
             authorization=authorization,
             templates=self._shard_templates,
+            faults=lambda: generator.faults,
         )
         self._calls = EndpointCalls(
             self.resolver,
@@ -245,6 +259,7 @@ class Consumer:
         self._is_composed = True
         declared = contained(self.application.rpcs)
         self.methods = tuple(application_methods(declared, self._calls, self._peers))
+        await self._check_sources()
         self.resolver.local.refresh()
         run = self._member.run
         run("watch", self.keyspace.watch(etcd, delay_s=config.watch_delay_s))
@@ -257,7 +272,7 @@ class Consumer:
                 ShardAllocation(config.max_hot_standbys),
             ),
         )
-        run("generator", self._generate())
+        run("generator", generator.run())
         if config.prune_period_s:
             pruning = LogPruning(
                 self._transport, self._all_hints, self._leads, period_s=config.prune_period_s
@@ -271,17 +286,32 @@ class Consumer:
         run("verifier", verifier.run())
         run("neighbours", neighbours.run())
 
-    async def _generate(self) -> None:
-        """Create shards of the application's sources, while this process leads."""
-        await ShardGenerator(
-            self.application,
-            self._transport,
-            source_selector(self.application),
-            existing=self._existing,
-            create=self._create,
-            leads=self._leads,
-            until_changed=self.keyspace.wait_for_update,
-        ).run()
+    async def _check_sources(self) -> None:
+        """Refuse topics that cannot be joined, before the first shard is created.
+
+        Later the shards are run as before, and the generator shows the error.
+
+        Raises:
+            ConfigurationError: they cannot be joined.
+        """
+        if not isinstance(self.application.sources, Partitions) or self.keyspace.items():
+            return
+        try:
+            async with asyncio.timeout(LISTING_TIMEOUT_S):
+                listings = await self._source_journals()
+        except (GazetteError, TimeoutError) as error:
+            _log.info("the source journals cannot be listed yet: %s", error or "no answer")
+            return
+        if fault := group_journals(self.application.sources, listings).fault:
+            raise fault
+
+    async def _source_journals(self) -> Sequence[Sequence[pb.JournalSpec]]:
+        """Return the journals of each selector of the sources."""
+        found = []
+        for selector in selectors_of(self.application.sources):
+            listing = await list_journals(self._transport, selector)
+            found.append([journal.spec for journal in listing.journals])
+        return found
 
     def _leads(self) -> bool:
         """Return True if this process leads the allocator."""
@@ -311,13 +341,18 @@ class Consumer:
 
     async def _shard_templates(self, journals: Collection[str]) -> Mapping[str, cpb.ShardSpec]:
         """Return, by journal, the shards that the application gives to journals of its sources."""
-        selector = source_selector(self.application)
-        if selector is None:
-            return {}
-        listed = await list_named(self._transport, sorted(journals))
-        specs = [each.spec for each in listed.values() if matches_journal(selector, each.spec)]
-        shards = generated(self.application, specs).shards
-        return {spec.sources[0].journal: spec for spec in shards}
+        sources = self.application.sources
+        if isinstance(sources, Partitions):  # the numbers of journals are those of whole topics
+            listings = await self._source_journals()
+        else:
+            listed = await list_named(self._transport, sorted(journals))
+            specs = [journal.spec for journal in listed.values()]
+            listings = [
+                [spec for spec in specs if matches_journal(selector, spec)]
+                for selector in selectors_of(sources)
+            ]
+        shards = generated(self.application, listings).shards
+        return {source.journal: spec for spec in shards for source in spec.sources}
 
     async def _create(self, specs: Sequence[cpb.ShardSpec]) -> None:
         """Create shards, each only if there is none of its id.

@@ -31,6 +31,7 @@ from gazette_sdk.errors import (
     CallError,
     ConfigurationError,
     EtcdError,
+    GazetteError,
     MappingError,
     ShardStatusError,
     UnauthenticatedError,
@@ -211,6 +212,7 @@ class ShardService:
         authorization: verifies callers.
         templates: returns the shards that the application gives to journals, which callers with
             a selector may create.
+        faults: returns errors because of which source journals are not read, for listings.
     """
 
     def __init__(
@@ -223,6 +225,7 @@ class ShardService:
         peers: ShardPeers,
         authorization: Authorization,
         templates: Templates = no_templates,
+        faults: Callable[[], Sequence[GazetteError]] = tuple,
     ) -> None:
         self._resolver = resolver
         self._keyspace = keyspace
@@ -231,6 +234,7 @@ class ShardService:
         self._peers = peers
         self._authorization = authorization
         self._templates = templates
+        self._faults = faults
 
     # ---------------------------------------------------------------- Stat
 
@@ -271,6 +275,8 @@ class ShardService:
         validate_shard_rpc(request)
         wanted, allowed = Matcher(request.selector), Matcher(claims.selector)
         response = cpb.ListResponse(header=self._header())
+        if claims.allows_every_journal:
+            response.faults.extend(map(str, self._faults()))
         complete(response)
         # One entry of the mirror is never changed, but those of a shard may be of a later revision.
         for number, item in enumerate(self._keyspace.items(), start=1):

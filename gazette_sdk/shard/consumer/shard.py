@@ -52,6 +52,7 @@ from gazette_sdk.protocol.shard_spec import (
 )
 from gazette_sdk.retries import Outage, delay_s, retrying
 from gazette_sdk.shard.application.application import Application
+from gazette_sdk.shard.application.sources import source_of
 from gazette_sdk.shard.consumer.hints import load_hints, store_recorded_hints, store_recovered_hints
 from gazette_sdk.shard.consumer.lifecycle import Effect, Input, Lifecycle, State
 from gazette_sdk.shard.recovery import hints as fsm_hints
@@ -65,7 +66,15 @@ from gazette_sdk.shard.transaction.runner import Runner
 from gazette_sdk.shard.transaction.transaction import Output, Shard
 from gazette_sdk.transport.append.appender import AppendService
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.user_code import acontained, described, encodable, exit_within, on_worker, text_of
+from gazette_sdk.user_code import (
+    acontained,
+    call,
+    described,
+    encodable,
+    exit_within,
+    on_worker,
+    text_of,
+)
 
 _UP = Gauge(
     "gazette_shard_up", "Shards of this process by status; 1 for each.", ["shard", "status"]
@@ -502,7 +511,7 @@ class LocalShard:
             self.store,
             recorder=recorder,
             log=log,
-            new_input=self._new_input,
+            new_input=partial(self._new_input, handle.topics),
             output=Output(parts.transport),
             workers=parts.workers,
             min_txn_s=to_seconds(spec.min_txn_duration),
@@ -522,13 +531,18 @@ class LocalShard:
     def _make_directory(self) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def _new_input(self, checkpoint: Checkpoint) -> SourceInput:
+    def _new_input(self, topics: dict[str, str], checkpoint: Checkpoint) -> SourceInput:
         spec, application = self.spec, self._parts.application
+
+        def message_of(journal: pb.JournalSpec) -> type[Any]:
+            topics[journal.name] = source_of(application.sources, journal)
+            return call(application.new_message, journal)
+
         return SourceInput(
             self._parts.transport,
             {source.journal: source.min_offset for source in spec.sources},
             checkpoint,
-            application.new_message,
+            message_of,
             acknowledgements=application.reads_acks,
             ring_size=spec.ring_buffer_size or RING_SIZE,
         )

@@ -37,6 +37,12 @@ _READ_LAG = Gauge(
     " by completed transactions.",
     ["shard", "journal"],
 )
+_UNREAD = Gauge(
+    "gazette_shard_unread_bytes",
+    "Content of a source journal that no shard reads, because of an error that the list of shards"
+    " shows; in the process that creates shards.",
+    ["journal"],
+)
 _RECORDED = Counter(
     "gazette_shard_recorded_bytes", "Bytes of appends to the recovery log.", ["shard"]
 )
@@ -212,3 +218,19 @@ class ShardMetrics:
 
     def _spent(self, phase: str, seconds: float) -> None:
         self._phases[phase].inc(max(0.0, seconds))
+
+
+class UnreadMetric:
+    """Metric of the source journals that no shard reads."""
+
+    def __init__(self) -> None:
+        self._journals: frozenset[str] = frozenset()
+
+    def note(self, heads: Mapping[str, int]) -> None:
+        """Set the write heads of the journals, and remove those of others."""
+        for journal in self._journals - heads.keys():
+            with contextlib.suppress(KeyError):
+                _UNREAD.remove(journal)
+        for journal, head in heads.items():
+            _UNREAD.labels(journal).set(head)
+        self._journals = frozenset(heads)

@@ -57,6 +57,7 @@ class Shard:
         directory: local directory of its store; empty, or recovered from the recovery log.
         full_name: its id after the application's name: unique among all applications.
         transport: transport to its journals.
+        topics: label selectors of its journals, as the application declares them, or their names.
     """
 
     id: str
@@ -64,6 +65,7 @@ class Shard:
     directory: Path
     full_name: str
     transport: Transport | None = None
+    topics: dict[str, str] = field(default_factory=dict)
 
     @property
     def journals(self) -> tuple[str, ...]:
@@ -325,6 +327,17 @@ class Transaction(Generic[S]):
         self.all_windows: Windows | None = None
         self._output = output
         self._touched: Envelope[Any] | None = None  # the last message that published something
+
+    @property
+    def source(self) -> str:
+        """Label selector of the message's topic, as the application declares it.
+
+        It is the name of a journal that is declared by its name; empty outside of ``consume``.
+        """
+        envelope = self.envelope
+        if envelope is None:
+            return ""
+        return self.shard.topics.get(envelope.journal, envelope.journal)
 
     def publish(self, message: Any, *, mapping: JournalMapping) -> None:
         """Publish a message: readers see it once the transaction is committed.

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from gazette_sdk.embedded import EmbeddedCluster
+from support.tools import gazctl
+
+__all__ = ["gazctl"]
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ def count(txn: shard.Transaction, message: dict) -> None:
 
 def test_a_log_is_pruned_while_its_shard_runs_and_restores_it(tmp_path, monkeypatch):
     """From its second start on, when no backup of its hints is missing any more."""
-    monkeypatch.setattr("gazette_sdk.shard.application.application.HINT_BACKUPS", 1)
+    monkeypatch.setattr("gazette_sdk.shard.application.generator.HINT_BACKUPS", 1)
     for module in ("recovery.recorder", "consumer.shard"):
         monkeypatch.setattr(f"gazette_sdk.shard.{module}.HINTS_PAUSE_S", 0.2)
     begins = []

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from gazette_sdk import Journals
-from gazette_sdk.shard.application.application import source_selector
-from gazette_sdk.shard.application.handler import ShardGenerator
+from gazette_sdk.shard.application.generator import ShardGenerator
+from gazette_sdk.shard.application.sources import selectors_of
 from gazette_sdk.transport.listing import list_journals
 from gazette_sdk.transport.loop import run
 from support.order_totals import totals
@@ -54,7 +54,7 @@ def test_a_partition_that_appears_gets_a_shard_and_a_log(cluster):
         generator = ShardGenerator(
             totals,
             transport,
-            source_selector(totals),
+            selectors_of(totals.sources),
             existing=shards.existing,
             create=shards.create,
             leads=lambda: shards.leads,

@@ -31,7 +31,7 @@ MESSAGES = {
     "Checkpoint.ProducerState": "1 last_ack fixed64, 2 begin int64",
     "ListRequest": "1 selector protocol.LabelSelector, 100 extension bytes",
     "ListResponse": "1 status Status, 2 header protocol.Header, 3 shards *ListResponse.Shard, "
-    "100 extension bytes",
+    "100 extension bytes, 101 faults *string",
     "ListResponse.Shard": "1 spec ShardSpec, 2 mod_revision int64, 3 route protocol.Route, "
     "4 status *ReplicaStatus, 5 create_revision int64",
     "ApplyRequest": "1 changes *ApplyRequest.Change, 100 extension bytes",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
-from gazette_sdk import JsonMessage, shard
+from gazette_sdk import JsonMessage, mapping, shard
 from gazette_sdk.errors import ConfigurationError, ValidationError
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.labels import label_set
 from gazette_sdk.shard.application.handler import HandlerApplication
 from gazette_sdk.shard.consumer.service import application_methods
 
@@ -16,6 +19,11 @@ from gazette_sdk.shard.consumer.service import application_methods
 @dataclass
 class Order(JsonMessage):
     customer: str
+
+
+@dataclass
+class Customer(JsonMessage):
+    name: str
 
 
 class Store:
@@ -55,12 +63,44 @@ def test_a_store_that_wants_more_is_made_for_the_shard(tmp_path):
     assert made(store=Declared()).new_store(handle) == "app/a/shard"
 
 
-def test_sources_are_a_selector_or_names():
-    assert made(sources="topic=orders").source_selector is not None
-    assert made(sources="topic=orders").source_names == ()
-    assert made(sources="orders/part-000").source_names == ("orders/part-000",)
-    assert made(sources=["a/one", "b/two"]).source_names == ("a/one", "b/two")
-    assert made().source_names == ()
+CLASSES = {"topic=orders": Order, "topic=customers": Customer}
+
+
+def joined(**given):
+    topics = shard.partitions("topic=orders", "topic=customers")
+    return made(**{"message": CLASSES, "sources": topics, **given})
+
+
+def test_messages_of_several_topics_have_a_class_for_each():
+    application = joined()
+    for topic, wanted in [("orders", Order), ("customers", Customer)]:
+        spec = pb.JournalSpec(name=f"{topic}/part-000", labels=label_set(topic=topic))
+        assert application.new_message(spec) is wanted
+    with pytest.raises(ConfigurationError, match="is of none of topic=orders, topic=customers"):
+        application.new_message(pb.JournalSpec(name="a/journal"))
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {"message": {"topic=orders": Order}},
+        {"message": {**CLASSES, "topic=others": Order}},
+        {"sources": "topic=orders"},
+        {"sources": None},
+    ],
+)
+def test_classes_by_topic_that_are_not_those_of_the_sources_are_refused(declared):
+    with pytest.raises(ConfigurationError, match="declare one class for each selector"):
+        joined(**declared)
+
+
+def test_partitions_that_are_joined_are_not_chosen_by_their_names():
+    by_names = mapping.rendezvous("topic=orders", key=attrgetter("customer"))
+    with pytest.raises(ConfigurationError, match="joins partitions of one number"):
+        joined().get("/orders/{customer}", by=by_names)(lambda query, customer: None)
+    by_number = mapping.modulo("topic=orders", key=attrgetter("customer"))
+    joined().get("/orders/{customer}", by=by_number)(lambda query, customer: None)
+    made().get("/orders/{customer}", by=by_names)(lambda query, customer: None)
 
 
 def test_a_module_that_runs_as_main_needs_a_name():

@@ -1,0 +1,365 @@
+"""Generator of an application's shards.
+
+Shards and recovery logs follow from the journals that an application reads (:func:`generated`,
+pure). Each journal has one shard, or the partitions of one number of several topics have. It is
+named by the application and its first journal, and has a recovery log with the replication and
+stores of that journal. A journal that a shard of another name reads, such as one of a manifest, has
+its shard. Nothing is changed that exists, and a journal that disappears deletes nothing.
+
+The :class:`ShardGenerator` creates the shards of new source journals. It runs in every process of
+the application, and works in the one that leads; and in ``gazctl shards generate``. Two that work
+at a time are harmless: shards and logs are created only where there are none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from gazette_sdk.errors import (
+    ClosedError,
+    ConfigurationError,
+    EtcdTransactionFailedError,
+    EtcdUnavailableError,
+    GazetteError,
+    ValidationError,
+)
+from gazette_sdk.journals.changes import apply_in_transactions, list_named
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol import consumer_pb2 as cpb
+from gazette_sdk.protocol.durations import SECOND_NS, from_ns
+from gazette_sdk.protocol.labels import (
+    CONTENT_TYPE,
+    MANAGED_BY,
+    RECOVERY_LOG,
+    format_selector,
+    label_set,
+    topic_hint,
+)
+from gazette_sdk.protocol.shard_spec import recovery_log, validate_shard_spec
+from gazette_sdk.retries import Outage, pause
+from gazette_sdk.shard.application.application import Application
+from gazette_sdk.shard.application.sources import Partitions, group_journals, names_of, shown
+from gazette_sdk.shard.transaction.metrics import UnreadMetric
+from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.journal_reader import read_metadata
+from gazette_sdk.transport.listing import WatchedList
+
+LOG_PREFIX = "recovery"
+"""Prefix of the names of recovery logs."""
+
+HINT_PREFIX = "/gazette/hints"
+"""Prefix of the keys of hints in Etcd."""
+
+HINT_BACKUPS = 2
+"""Hints that are kept besides the newest."""
+
+
+_ESCAPES = str.maketrans({"+": "+2B", "=": "+3D", "%": "+25"})
+
+
+Existing: TypeAlias = Collection[str] | Mapping[str, Collection[str]]
+"""Ids of the shards that exist; a mapping has the journals that each of them reads."""
+
+
+class Generated(NamedTuple):
+    """Shards of an application, and their recovery logs.
+
+    Attributes:
+        shards: specs of shards, by name.
+        logs: specs of recovery logs, in the same order; none of a store without files.
+        faults: errors because of which journals have no shard.
+        unread: names of the journals that no shard reads because of that.
+    """
+
+    shards: list[cpb.ShardSpec]
+    logs: list[pb.JournalSpec]
+    faults: list[GazetteError]
+    unread: list[str]
+
+
+def shard_id(application: str, journal: str) -> str:
+    """Return the id of the shard of a journal: different for different journals.
+
+    Args:
+        application: name of the application.
+        journal: name of the journal. Characters that ids lack are written as ``+`` and their code.
+    """
+    return f"{application}/{journal.translate(_ESCAPES)}"
+
+
+def existing_shards(specs: Iterable[cpb.ShardSpec]) -> Mapping[str, Collection[str]]:
+    """Return the source journals of shards, by the ids of the shards."""
+    return {spec.id: {source.journal for source in spec.sources} for spec in specs}
+
+
+def generated(
+    application: Application[Any, Any],
+    listings: Sequence[Iterable[pb.JournalSpec]],
+    existing: Existing = (),
+) -> Generated:
+    """Return the shards that journals want and that do not exist, with their recovery logs.
+
+    Args:
+        application: the application.
+        listings: specs of the journals of each selector of its sources.
+        existing: shards that exist; neither they nor other ones of their sources are returned.
+    """
+    name = application.full_name
+    found = Generated([], [], [], [])
+    readers: dict[str, str] = {}
+    if isinstance(existing, Mapping):
+        readers = {each: shard for shard, journals in existing.items() for each in journals}
+    groups, fault = group_journals(application.sources, listings)
+    if fault is not None:
+        found.faults.append(fault)
+        names = {journal.name for listing in listings for journal in listing}
+        found.unread.extend(sorted(names - readers.keys()))
+    for group in groups:
+        journals = [journal.name for journal in group]
+        shard = shard_id(name, journals[0])
+        reader = next((readers[each] for each in journals if each in readers), shard)
+        if reader in existing:
+            read = existing[reader] if isinstance(existing, Mapping) else journals
+            if unread := [each for each in journals if each not in read]:
+                found.faults.append(_other_partitions(reader, read, journals))
+                found.unread.extend(each for each in unread if each not in readers)
+            continue
+        spec = _shard(application, name, shard, journals)
+        try:
+            validate_shard_spec(spec)
+        except ValidationError as error:
+            found.faults.append(_too_long(journals[0], error))
+            found.unread.extend(journals)
+            continue
+        found.shards.append(spec)
+        if spec.recovery_log_prefix:
+            found.logs.append(_recovery_log(spec, group[0]))
+    return found
+
+
+def _other_partitions(
+    shard: str, read: Collection[str], wanted: Sequence[str]
+) -> ConfigurationError:
+    return ConfigurationError(
+        f"the shard {shard} reads {shown(sorted(read))}, and {shown(wanted)} have one number now:"
+        " journals whose names sort between others change the numbers of these. Delete the new"
+        " journals, or give them names that sort last; or delete the application's shards"
+    )
+
+
+def _too_long(journal: str, error: ValidationError) -> ValidationError:
+    return ValidationError(
+        f"the journal {journal} gets no shard, as its name or the application's is too long:"
+        f" {error}",
+        journal=journal,
+    )
+
+
+def _shard(
+    application: Application[Any, Any], name: str, shard: str, journals: Sequence[str]
+) -> cpb.ShardSpec:
+    spec = cpb.ShardSpec(
+        id=shard,
+        sources=[cpb.ShardSpec.Source(journal=journal) for journal in sorted(journals)],
+        hot_standbys=application.hot_standbys,
+        labels=label_set([(MANAGED_BY, name)]),
+        disable_wait_for_ack=not application.waits_for_acks,
+    )
+    spec.max_txn_duration.CopyFrom(from_ns(round(application.max_txn_s * SECOND_NS)))
+    spec.min_txn_duration.CopyFrom(from_ns(round(application.min_txn_s * SECOND_NS)))
+    if getattr(application.store, "is_recorded", True):
+        spec.recovery_log_prefix = LOG_PREFIX
+        spec.hint_prefix = HINT_PREFIX
+        spec.hint_backups = HINT_BACKUPS
+    return spec
+
+
+def _recovery_log(shard: cpb.ShardSpec, source: pb.JournalSpec) -> pb.JournalSpec:
+    """Return the spec of a recovery log: its source's, for ever."""
+    spec = pb.JournalSpec(
+        name=recovery_log(shard),
+        replication=source.replication,
+        labels=label_set([(CONTENT_TYPE, RECOVERY_LOG)]),
+        fragment=source.fragment,
+    )
+    spec.fragment.ClearField("retention")
+    spec.fragment.ClearField("path_postfix_template")
+    return spec
+
+
+_log = logging.getLogger(__name__)
+
+CreateShards = Callable[[Sequence[cpb.ShardSpec]], Awaitable[None]]
+"""Function that creates shards in one transaction, each only if there is none of its id."""
+
+CREATED_AT_ONCE = 50
+"""Shards that are created in one transaction of Etcd."""
+
+
+class ShardGenerator:
+    """Generator of the shards of one application.
+
+    Args:
+        application: the application.
+        transport: transport to the journals.
+        selectors: selectors of its source journals; none if it has none that are known.
+        existing: returns the shards that exist, with the journals that they read.
+        create: creates shards. It raises :class:`EtcdTransactionFailedError` if one exists.
+        leads: returns True while this process is to create shards; by default always.
+        until_changed: waits until `leads` or `existing` may return something else; by default
+            that is seldom, and looked at when journals change.
+
+    Attributes:
+        faults: errors because of which partitions are not read; of the last look.
+    """
+
+    def __init__(
+        self,
+        application: Application[Any, Any],
+        transport: Transport,
+        selectors: Sequence[pb.LabelSelector],
+        *,
+        existing: Callable[[], Awaitable[Existing]],
+        create: CreateShards,
+        leads: Callable[[], bool] = lambda: True,
+        until_changed: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._application = application
+        self._transport = transport
+        self._selectors = selectors
+        self.faults: Sequence[GazetteError] = ()
+        self._unread = UnreadMetric()
+        self._warned: set[int] = set()
+        self._existing = existing
+        self._create = create
+        self._leads = leads
+        self._until_changed = until_changed
+        self._outage = Outage(_log, f"creation of shards of {application.full_name}")
+
+    async def run(self) -> None:
+        """Create shards until cancelled; return at once if there is no selector.
+
+        Raises:
+            GazetteError: a watch has ended for good.
+        """
+        if not self._selectors:
+            return
+        try:
+            await self._follow()
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from group
+        finally:
+            self._unread.note({})
+
+    async def _follow(self) -> None:
+        """Create shards whenever journals or shards change."""
+        wake = asyncio.Event()
+        async with contextlib.AsyncExitStack() as stack:
+            topics = [
+                await stack.enter_async_context(WatchedList(self._transport, selector))
+                for selector in self._selectors
+            ]
+            tasks = await stack.enter_async_context(asyncio.TaskGroup())
+            for topic in topics:
+                tasks.create_task(_repeat(topic.changed, wake))
+            if self._until_changed is not None:
+                tasks.create_task(_repeat(self._until_changed, wake))
+            attempt = 0
+            while True:
+                await wake.wait()
+                wake.clear()
+                listings = [
+                    [journal.spec for journal in topic.snapshot.journals]
+                    for topic in topics
+                    if topic.snapshot is not None
+                ]
+                if len(listings) < len(topics):
+                    continue
+                if await self._keep_up(listings):
+                    attempt = 0
+                else:
+                    await pause(attempt)
+                    attempt += 1
+                    wake.set()
+
+    async def _keep_up(self, listings: Sequence[Sequence[pb.JournalSpec]]) -> bool:
+        """Create what is missing, while this process leads; return False to try again."""
+        if isinstance(self._application.sources, Partitions):
+            self.faults = generated(self._application, listings, await self._existing()).faults
+        if not self._leads():
+            self._unread.note({})
+            return True
+        self._warn_without_journals(listings)
+        try:
+            await self.generate(listings)
+        except GazetteError as error:
+            if not isinstance(error, EtcdTransactionFailedError):
+                self._outage.failed(error)
+            return False
+        self._outage.ended()
+        return True
+
+    def _warn_without_journals(self, listings: Sequence[Sequence[pb.JournalSpec]]) -> None:
+        """Warn of selectors that match no journal, once of each."""
+        for number, listing in enumerate(listings):
+            if listing or number in self._warned:
+                continue
+            self._warned.add(number)
+            _log.warning(
+                "no journal matches the sources of %s, %s; it waits for one: create it, or"
+                " check the sources and the address of the broker%s",
+                self._application.full_name,
+                format_selector(self._selectors[number]),
+                "".join(map(topic_hint, names_of(self._application.sources))),
+            )
+
+    async def generate(self, listings: Sequence[Sequence[pb.JournalSpec]]) -> None:
+        """Create what journals want and what does not exist: first logs, then shards.
+
+        Args:
+            listings: specs of the journals of each selector.
+
+        Raises:
+            EtcdTransactionFailedError: another process has created some; list what exists again.
+            ConfigurationError: the partitions of several topics cannot be joined.
+            ValidationError: the name of a journal is too long. All others have their shards.
+            GazetteError: the creation failed.
+        """
+        wanted = generated(self._application, listings, await self._existing())
+        logs = await list_named(self._transport, [log.name for log in wanted.logs])
+        changes = [
+            pb.ApplyRequest.Change(upsert=log, expect_mod_revision=0)
+            for log in wanted.logs
+            if log.name not in logs
+        ]
+        await apply_in_transactions(self._transport, changes)
+        for begin in range(0, len(wanted.shards), CREATED_AT_ONCE):
+            await self._create(wanted.shards[begin : begin + CREATED_AT_ONCE])
+        self._unread.note({name: await self._head(name) for name in wanted.unread})
+        if wanted.faults:
+            raise wanted.faults[0]
+
+    async def _head(self, journal: str) -> int:
+        """Return the write head of a journal; 0 while it is not known."""
+        try:
+            return (await read_metadata(self._transport, journal, -1)).write_head
+        except GazetteError as error:
+            _log.debug("the write head of %s is not known: %s", journal, error)
+            return 0
+
+
+async def _repeat(changed: Callable[[], Awaitable[None]], wake: asyncio.Event) -> None:
+    """Wake the generator after each change, until the watch ends for good."""
+    while True:
+        try:
+            await changed()
+        except (ClosedError, ConfigurationError, EtcdUnavailableError):
+            raise  # every further call would raise it at once
+        except GazetteError as error:
+            _log.debug("the watch of journals goes on by itself: %s", error)
+        else:
+            wake.set()

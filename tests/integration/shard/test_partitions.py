@@ -1,0 +1,117 @@
+"""Topics that are joined by the numbers of their partitions, on real brokers."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+
+import pytest
+
+from gazette_sdk import Journals, Publisher, shard
+from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.testing.shards import run_shards
+from support import ride_join
+from support.ride_join import Driver, Ride, create_journals, joined, published
+
+DRIVERS = [f"driver-{number}" for number in range(8)]
+
+
+def publish(transport, messages, mapping):
+    with Publisher(mapping=mapping, transport=transport) as publisher:
+        publisher.publish_batch(messages).result(timeout=30)
+
+
+def publish_cars(transport, color):
+    cars = [Driver(name, f"{color} car of {name}") for name in DRIVERS]
+    publish(transport, cars, ride_join.TO_DRIVERS)
+
+
+def publish_rides(transport, numbers):
+    rides = [Ride(name, number) for number in numbers for name in DRIVERS]
+    publish(transport, rides, ride_join.TO_RIDES)
+
+
+def wait_for(condition, timeout_s=30):
+    ends_at = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < ends_at, "it has not happened in time"
+        time.sleep(0.05)
+    return found
+
+
+def by_driver(found):
+    rides = {name: [] for name in DRIVERS}
+    for each in found:
+        rides[each.driver].append((each.number, each.car, each.rides))
+    return rides
+
+
+def test_rides_meet_the_car_of_their_driver_whichever_process_is_killed(gazette):
+    create_journals(gazette.transport)
+    with run_shards(joined, processes=2, cluster=gazette, lease_ttl_s=2) as shards:
+        publish_cars(shards.transport, "red")
+        shards.wait_caught_up(timeout_s=60)
+        publish_rides(shards.transport, range(50))
+        shards.crash(0)
+        shards.start(0)
+        shards.wait_caught_up(timeout_s=60)
+        publish_cars(shards.transport, "blue")
+        shards.wait_caught_up(timeout_s=60)
+        publish_rides(shards.transport, range(50, 80))
+        shards.wait_caught_up(timeout_s=60)
+        found = by_driver(published(shards.transport))
+        for name in DRIVERS:
+            assert found[name] == [
+                (number, f"{'red' if number < 50 else 'blue'} car of {name}", number + 1)
+                for number in range(80)
+            ]
+        sources = {
+            each.spec.id: [source.journal for source in each.spec.sources]
+            for each in shards.list_shards()
+        }
+    assert sources == {
+        f"joined-rides/rides/part-00{number}": [
+            f"drivers/part-00{number}",
+            f"rides/part-00{number}",
+        ]
+        for number in range(2)
+    }
+
+
+def test_topics_of_different_numbers_of_partitions_are_refused_at_the_start(gazette):
+    create_journals(gazette.transport, drivers=3)
+    consumer = shard.EmbeddedConsumer(
+        joined, transport=gazette.transport, etcd=gazette.etcd_endpoint
+    )
+    with pytest.raises(ConfigurationError, match="rides has 2 partitions, topic=drivers has 3"):
+        consumer.start()
+
+
+def test_a_topic_that_grows_under_a_join_is_shown_and_read_once_both_have_grown(gazette, gazctl):
+    create_journals(gazette.transport)
+    journals = Journals(transport=gazette.transport)
+    with shard.EmbeddedConsumer(
+        joined, transport=gazette.transport, etcd=gazette.etcd_endpoint
+    ) as consumer:
+        publish_cars(gazette.transport, "red")
+        consumer.wait_caught_up(timeout_s=30)
+        with urllib.request.urlopen(f"{consumer.address}/drivers/driver-3", timeout=30) as answer:
+            assert json.loads(answer.read())["car"] == "red car of driver-3"
+
+        journals.create("drivers", partitions=3, replication=1)
+        gazctl.environ["CONSUMER_ADDRESS"] = consumer.address
+        text = "topic=rides has 2 partitions, topic=drivers has 3"
+        wait_for(lambda: gazctl.ok("shards", "list").stderr.count(text) == 1)
+        assert gazctl.ok("shards", "list").stdout.count(b"PRIMARY") == 2
+        publish_cars(gazette.transport, "blue")
+        with pytest.raises(TimeoutError, match=text):
+            consumer.wait_caught_up(timeout_s=2)
+        # What is read is joined as before.
+        publish_rides(gazette.transport, [1])
+        wait_for(lambda: published(gazette.transport))
+
+        journals.create("rides", partitions=3, replication=1)
+        wait_for(lambda: len(consumer.list_shards()) == 3)
+        wait_for(lambda: text not in gazctl.ok("shards", "list").stderr)
+        consumer.wait_caught_up(timeout_s=30)
