@@ -35,6 +35,7 @@ MESSAGE_SUBTYPE = "app.gazette.dev/message-subtype"
 TAG = "app.gazette.dev/tag"
 """Free text about a journal; may have several values."""
 MANAGED_BY = "app.gazette.dev/managed-by"
+TABLE = "app.gazette.dev/table"  # of a shard: a source of which a table is made
 INSTANCE = "app.gazette.dev/instance"
 REGION = "app.gazette.dev/region"
 

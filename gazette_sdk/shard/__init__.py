@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from gazette_sdk.shard.stores.sql_store import SqlStore
     from gazette_sdk.shard.stores.sqlite_store import SqliteStore
     from gazette_sdk.shard.transaction import windows
+    from gazette_sdk.shard.transaction.tables import Table, table
     from gazette_sdk.shard.transaction.timers import Timer
     from gazette_sdk.shard.transaction.transaction import Process, Shard, Transaction
     from gazette_sdk.shard.transaction.windows import Window
@@ -57,6 +58,7 @@ __all__ = [
     "SqlStore",
     "SqliteStore",
     "Store",
+    "Table",
     "Timer",
     "Transaction",
     "Window",
@@ -64,6 +66,7 @@ __all__ = [
     "dead_letters",
     "handler",
     "partitions",
+    "table",
     "windows",
 ]
 
@@ -80,6 +83,7 @@ _MODULES = {
     "SqlStore": "stores.sql_store",
     "SqliteStore": "stores.sqlite_store",
     "Store": "stores.base",
+    "Table": "transaction.tables",
     "Timer": "transaction.timers",
     "Transaction": "transaction.transaction",
     "Window": "transaction.windows",
@@ -87,6 +91,7 @@ _MODULES = {
     "dead_letters": "application.application",
     "handler": "application.handler",
     "partitions": "application.sources",
+    "table": "transaction.tables",
     "windows": "transaction.windows",
 }
 

@@ -21,6 +21,7 @@ from gazette_sdk.message.mapping import Mapping as JournalMapping
 from gazette_sdk.message.mapping import SelectorMapping
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
+from gazette_sdk.protocol.labels import TABLE, label_set
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.application.sources import topics_of
 from gazette_sdk.shard.transaction.consume import OnStep
@@ -267,10 +268,12 @@ def run_handler(
     with tempfile.TemporaryDirectory(prefix="gazette-shard-") as directory:
         topics = {
             f"memory/{number}/part-000" if number else JOURNAL: topic
-            for number, topic in enumerate(topics_of(application.sources) or (JOURNAL,))
+            for number, topic in enumerate(topics_of(application.all_sources) or (JOURNAL,))
         }
         sources = [cpb.ShardSpec.Source(journal=journal) for journal in topics]
-        spec = cpb.ShardSpec(id="memory", sources=sources)
+        of_tables = {table.topic for table in application.tables}
+        labels = label_set((TABLE, name) for name, topic in topics.items() if topic in of_tables)
+        spec = cpb.ShardSpec(id="memory", sources=sources, labels=labels)
         name = f"{application.full_name}/memory"
         shard = Shard("memory", spec, Path(directory), name, topics=topics)
         return run(
@@ -348,10 +351,15 @@ def _journal_of(application: Application[Any, Any], shard: Shard) -> Callable[[A
 
     It raises a ConfigurationError if there is none.
     """
-    classes = application.message
-    if not isinstance(classes, Mapping):
+    declared = application.message
+    if not isinstance(declared, Mapping) and not application.tables:
         return lambda _: JOURNAL
-    journals = {classes[topic]: journal for journal, topic in shard.topics.items()}
+    topics = topics_of(application.sources)
+    classes = dict(declared if isinstance(declared, Mapping) else dict.fromkeys(topics, declared))
+    classes |= {table.topic: table.message for table in application.tables}
+    journals: dict[type[Any], str] = {}
+    for journal, topic in shard.topics.items():
+        journals.setdefault(classes[topic], journal)
 
     def journal_of(message: Any) -> str:
         journal = journals.get(type(message))

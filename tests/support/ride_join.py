@@ -59,6 +59,27 @@ def driver_of(query, driver):
     return query.store.get(driver, {})
 
 
+CARS = shard.table(DRIVERS, key=attrgetter("driver"), message=Driver)
+
+
+@shard.handler(
+    message=Ride,
+    sources=RIDES,
+    tables=[CARS],
+    store=shard.RocksStore[str, int],
+    name="rides-by-table",
+)
+def by_table(txn: shard.Transaction, ride: Ride) -> None:
+    rides = txn.store[ride.driver] = txn.store.get(ride.driver, 0) + 1
+    car = txn.table(CARS)[ride.driver].car
+    txn.publish(Joined(ride.driver, ride.number, car, rides), mapping=TO_JOINED)
+
+
+@by_table.get("/cars/{driver}", by=TO_RIDES)
+def car_of(query, driver):
+    return {"car": query.table(CARS)[driver].car}
+
+
 def create_journals(transport, *, rides=PARTITIONS, drivers=PARTITIONS):
     journals = Journals(transport=transport)
     for topic, partitions in [("rides", rides), ("drivers", drivers), ("joined", 1)]:

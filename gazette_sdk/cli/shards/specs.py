@@ -244,12 +244,12 @@ def _selectors(application: Application[Any, Any], given: str) -> Sequence[pb.La
         ConfigurationError: none is known.
         ValidationError: it is malformed.
     """
-    if given and isinstance(application.sources, Partitions):
+    if given and isinstance(application.all_sources, Partitions):
         raise ConfigurationError(
-            f"the application {application.full_name} reads {application.sources!r}; leave"
+            f"the application {application.full_name} reads {application.all_sources!r}; leave"
             " --sources out"
         )
-    selectors = (parse_selector(given),) if given else selectors_of(application.sources)
+    selectors = (parse_selector(given),) if given else selectors_of(application.all_sources)
     if not selectors:
         raise ConfigurationError(
             f"the application {application.full_name} declares no sources: give them with"

@@ -24,6 +24,7 @@ from gazette_sdk.shard.application.sources import (
     topics_of,
 )
 from gazette_sdk.shard.transaction.event_time import IDLE_S, check_event_time, is_seconds
+from gazette_sdk.shard.transaction.tables import Table, check_message
 from gazette_sdk.shard.transaction.transaction import Process, Shard
 from gazette_sdk.shard.transaction.windows import Declared, Hopping, Session, Tumbling
 
@@ -106,6 +107,7 @@ class Application(Generic[M, S]):
             ``for_shard(shard)``, or a callable of the shard's directory.
         sources: label selector of the journals that it reads, their names, or
             ``shard.partitions`` of several topics; None if its shards are created by hand.
+        tables: tables of further topics, which are joined with the sources; see ``shard.table``.
         name: its name; empty for ``module.Class``.
         hot_standbys: number of processes that keep a copy of each shard's store up to date,
             besides the primary.
@@ -134,6 +136,7 @@ class Application(Generic[M, S]):
     message: ClassVar[Any] = None
     store: ClassVar[Any] = None
     sources: ClassVar[Sources | None] = None
+    tables: ClassVar[Sequence[Table[Any]]] = ()
     name: ClassVar[str] = ""
     hot_standbys: ClassVar[int] = 1
     min_txn_s: ClassVar[float] = 0.0
@@ -175,6 +178,10 @@ class Application(Generic[M, S]):
             ConfigurationError: it is of none of the application's topics.
         """
         declared = self.message
+        if self.tables:
+            topic = source_of(self.all_sources, journal)
+            of_table = next((each.message for each in self.tables if each.topic == topic), None)
+            declared = declared if of_table is None else of_table
         if isinstance(declared, AbstractMapping):
             declared = declared[source_of(self.sources, journal)]
         found: type[M] = declared
@@ -303,7 +310,7 @@ class Application(Generic[M, S]):
 
     def _check_by(self, by: object) -> None:
         """Refuse a mapping by the names of journals, of partitions that are joined by number."""
-        if isinstance(self.sources, Partitions) and getattr(by, "is_by_names", False):
+        if isinstance(self.all_sources, Partitions) and getattr(by, "is_by_names", False):
             raise ConfigurationError(
                 f"{self._place()[1]} joins partitions of one number, and this mapping chooses them"
                 " by their names: map messages and queries by `mapping.modulo`"
@@ -354,6 +361,13 @@ class Application(Generic[M, S]):
         """True if the hooks are coroutine functions."""
         return inspect.iscoroutinefunction(self.consume)
 
+    @property
+    def all_sources(self) -> Sources | None:
+        """Its sources, with the topics of its tables."""
+        if not self.tables:
+            return self.sources
+        return Partitions([*topics_of(self.sources), *(each.topic for each in self.tables)])
+
     def _place(self) -> tuple[str, str]:
         """Return the module and the qualified name of the application's code."""
         return type(self).__module__, type(self).__qualname__
@@ -388,13 +402,37 @@ class Application(Generic[M, S]):
         check_event_time(name, self.event_time, self.lateness_s, self.idle_s)
         _check_store(name, self.store)
         check_sources(name, self.sources)
+        self._validate_tables(name)
         self._validate_message(name)
         self._validate_hooks(name)
 
-    def _validate_message(self, name: str) -> None:
-        """Refuse classes by topic that are not those of the sources."""
-        if not isinstance(self.message, AbstractMapping):
+    def _validate_tables(self, name: str) -> None:
+        """Refuse tables that cannot be joined with the sources."""
+        if not isinstance(self.tables, Sequence) or not all(
+            isinstance(each, Table) for each in self.tables
+        ):
+            raise ConfigurationError(
+                f"{name}: tables={self.tables!r}; use tables=[shard.table('topic=drivers', key=…,"
+                " message=…)]"
+            )
+        if not self.tables:
             return
+        if not topics_of(self.sources):
+            raise ConfigurationError(
+                f"{name} has tables, which are joined with topics: use a selector as"
+                " sources='topic=rides'"
+            )
+        _ = self.all_sources
+        _check_keeps(name, self.store, "tables", "put_rows")
+
+    def _validate_message(self, name: str) -> None:
+        """Refuse what is no class of messages, and classes by topic that are not the sources'."""
+        if not isinstance(self.message, AbstractMapping):
+            if self.message is not None:
+                check_message(name, self.message)
+            return
+        for each in self.message.values():
+            check_message(name, each)
         topics = topics_of(self.sources)
         if set(self.message) != set(topics):
             raise ConfigurationError(
@@ -433,7 +471,7 @@ class Application(Generic[M, S]):
                 " Session(…)"
             )
         if windows is not None:
-            _check_keeps(name, self.store, "windows", "put_windows")
+            _check_keeps(name, self.store, "windows", "put_rows")
         for hook, (argument, wanted) in _HOOKS_OF_WINDOWS.items():
             if _is_inherited(self, hook):
                 continue

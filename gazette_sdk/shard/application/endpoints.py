@@ -7,12 +7,13 @@ request is about: here, or proxied once.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol.authorization import Capability
+from gazette_sdk.shard.transaction.tables import OpenTable, Table, open_view, undeclared
 from gazette_sdk.shard.transaction.windows import (
     Declared,
     Window,
@@ -20,6 +21,8 @@ from gazette_sdk.shard.transaction.windows import (
     state_codec,
     windows_of_key,
 )
+
+M = TypeVar("M")
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
@@ -49,6 +52,7 @@ class Query(Generic[S]):
         request: the request: of aiohttp, or the message of a gRPC method.
         body: body of an HTTP request.
         declared: windows of the application.
+        tables: its tables.
     """
 
     store: S
@@ -56,6 +60,20 @@ class Query(Generic[S]):
     request: Any = None
     body: bytes = b""
     declared: Declared | None = None
+    tables: Sequence[Table[Any]] = ()
+
+    def table(self, declared: Table[M]) -> OpenTable[M]:
+        """Return a table of the application, for reading: the newest message of each key.
+
+        Args:
+            declared: the table, as ``tables=`` has it.
+
+        Raises:
+            ConfigurationError: the application does not declare it.
+        """
+        if declared not in self.tables:
+            raise undeclared(declared)
+        return open_view(declared, self.store)
 
     def windows(self, key: Any = None) -> list[Window[Any]]:
         """Return the open windows of a key, the earliest first. For reading.

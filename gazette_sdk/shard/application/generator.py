@@ -35,6 +35,7 @@ from gazette_sdk.protocol.labels import (
     CONTENT_TYPE,
     MANAGED_BY,
     RECOVERY_LOG,
+    TABLE,
     format_selector,
     label_set,
     topic_hint,
@@ -42,7 +43,13 @@ from gazette_sdk.protocol.labels import (
 from gazette_sdk.protocol.shard_spec import recovery_log, validate_shard_spec
 from gazette_sdk.retries import Outage, pause
 from gazette_sdk.shard.application.application import Application
-from gazette_sdk.shard.application.sources import Partitions, group_journals, names_of, shown
+from gazette_sdk.shard.application.sources import (
+    Partitions,
+    group_journals,
+    names_of,
+    shown,
+    topics_of,
+)
 from gazette_sdk.shard.transaction.metrics import UnreadMetric
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.journal_reader import read_metadata
@@ -113,7 +120,7 @@ def generated(
     readers: dict[str, str] = {}
     if isinstance(existing, Mapping):
         readers = {each: shard for shard, journals in existing.items() for each in journals}
-    groups, fault = group_journals(application.sources, listings)
+    groups, fault = group_journals(application.all_sources, listings)
     if fault is not None:
         found.faults.append(fault)
         names = {journal.name for listing in listings for journal in listing}
@@ -162,11 +169,12 @@ def _too_long(journal: str, error: ValidationError) -> ValidationError:
 def _shard(
     application: Application[Any, Any], name: str, shard: str, journals: Sequence[str]
 ) -> cpb.ShardSpec:
+    of_tables = journals[len(topics_of(application.sources)) :] if application.tables else ()
     spec = cpb.ShardSpec(
         id=shard,
         sources=[cpb.ShardSpec.Source(journal=journal) for journal in sorted(journals)],
         hot_standbys=application.hot_standbys,
-        labels=label_set([(MANAGED_BY, name)]),
+        labels=label_set([(MANAGED_BY, name), *((TABLE, each) for each in of_tables)]),
         disable_wait_for_ack=not application.waits_for_acks,
     )
     spec.max_txn_duration.CopyFrom(from_ns(round(application.max_txn_s * SECOND_NS)))
@@ -288,7 +296,7 @@ class ShardGenerator:
 
     async def _keep_up(self, listings: Sequence[Sequence[pb.JournalSpec]]) -> bool:
         """Create what is missing, while this process leads; return False to try again."""
-        if isinstance(self._application.sources, Partitions):
+        if isinstance(self._application.all_sources, Partitions):
             self.faults = generated(self._application, listings, await self._existing()).faults
         if not self._leads():
             self._unread.note({})
@@ -314,7 +322,7 @@ class ShardGenerator:
                 " check the sources and the address of the broker%s",
                 self._application.full_name,
                 format_selector(self._selectors[number]),
-                "".join(map(topic_hint, names_of(self._application.sources))),
+                "".join(map(topic_hint, names_of(self._application.all_sources))),
             )
 
     async def generate(self, listings: Sequence[Sequence[pb.JournalSpec]]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.shard.application.application import Application, OnError
 from gazette_sdk.shard.application.sources import Sources
 from gazette_sdk.shard.transaction.event_time import IDLE_S, DeclaredTime
+from gazette_sdk.shard.transaction.tables import Table
 from gazette_sdk.shard.transaction.windows import Declared
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -132,6 +133,7 @@ def handler(
     message: type[Any] | Mapping[str, type[Any]],
     store: Any,
     sources: Sources | None = None,
+    tables: Sequence[Table[Any]] = (),
     name: str = "",
     hot_standbys: int = 1,
     min_txn_s: float = 0.0,
@@ -157,6 +159,7 @@ def handler(
         sources: label selector of the journals that it reads, or their names. Each has a shard,
             now or when it is created. Of ``shard.partitions`` of several topics, the journals of
             one number have. None: shards are created by hand.
+        tables: tables of further topics, which are joined with the sources; see ``shard.table``.
         name: name of the application; by default ``module.function``.
         hot_standbys: number of processes that keep a copy of each shard's store up to date,
             besides the primary.
@@ -188,6 +191,7 @@ def handler(
             message=message,
             store=store,
             sources=sources,
+            tables=tables,
             name=name,
             hot_standbys=hot_standbys,
             min_txn_s=min_txn_s,

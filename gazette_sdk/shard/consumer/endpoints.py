@@ -58,6 +58,7 @@ from gazette_sdk.shard.application.endpoints import Endpoint, Handler, Parameter
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.resolver import ShardResolution, ShardResolver, primary_of
 from gazette_sdk.shard.consumer.shard import LocalShard
+from gazette_sdk.shard.transaction.tables import Table
 from gazette_sdk.shard.transaction.windows import Declared
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wire import Tls
@@ -297,6 +298,7 @@ class EndpointCalls:
         authorization: verifies callers.
         exits: called with the error of a function that raised KeyboardInterrupt or SystemExit.
         windows: windows of the application.
+        tables: its tables.
     """
 
     def __init__(
@@ -308,10 +310,12 @@ class EndpointCalls:
         authorization: Authorization,
         exits: Callable[[BaseException], None] = lambda _: None,
         windows: Declared | None = None,
+        tables: Sequence[Table[Any]] = (),
     ) -> None:
         self._resolver = resolver
         self._queries = queries
         self._declared = windows
+        self._tables = tables
         self._authorization = authorization
         self._exits = exits
         self._watches = Watches(transport, LISTING_TIMEOUT_S)
@@ -409,7 +413,12 @@ class EndpointCalls:
         """
         assert shard.handle is not None, "its store is ready"
         query = partial(
-            Query, shard=shard.handle, request=request, body=body, declared=self._declared
+            Query,
+            shard=shard.handle,
+            request=request,
+            body=body,
+            declared=self._declared,
+            tables=self._tables,
         )
         with self._ending():
             if inspect.iscoroutinefunction(serve):

@@ -234,7 +234,7 @@ async def _heads(
     application: Application[Any, Any], transport: Transport, ask: Ask
 ) -> Mapping[str, int]:
     """Return the write heads of the sources."""
-    selectors = selectors_of(application.sources)
+    selectors = selectors_of(application.all_sources)
     if not selectors:
         listed = await ask(lambda client: client.list())
         names = [

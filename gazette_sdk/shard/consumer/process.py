@@ -229,7 +229,7 @@ class Consumer:
         generator = ShardGenerator(
             self.application,
             self._transport,
-            selectors_of(self.application.sources),
+            selectors_of(self.application.all_sources),
             existing=self._existing,
             create=self._create,
             leads=self._leads,
@@ -252,6 +252,7 @@ class Consumer:
             authorization=authorization,
             exits=self._member.fail,
             windows=self.application.windows,
+            tables=self.application.tables,
         )
         self.endpoints = HttpEndpoints(
             self.application.endpoints, self._calls, self._peers, tls=config.peer_tls
@@ -294,7 +295,7 @@ class Consumer:
         Raises:
             ConfigurationError: they cannot be joined.
         """
-        if not isinstance(self.application.sources, Partitions) or self.keyspace.items():
+        if not isinstance(self.application.all_sources, Partitions) or self.keyspace.items():
             return
         try:
             async with asyncio.timeout(LISTING_TIMEOUT_S):
@@ -302,13 +303,13 @@ class Consumer:
         except (GazetteError, TimeoutError) as error:
             _log.info("the source journals cannot be listed yet: %s", error or "no answer")
             return
-        if fault := group_journals(self.application.sources, listings).fault:
+        if fault := group_journals(self.application.all_sources, listings).fault:
             raise fault
 
     async def _source_journals(self) -> Sequence[Sequence[pb.JournalSpec]]:
         """Return the journals of each selector of the sources."""
         found = []
-        for selector in selectors_of(self.application.sources):
+        for selector in selectors_of(self.application.all_sources):
             listing = await list_journals(self._transport, selector)
             found.append([journal.spec for journal in listing.journals])
         return found
@@ -341,7 +342,7 @@ class Consumer:
 
     async def _shard_templates(self, journals: Collection[str]) -> Mapping[str, cpb.ShardSpec]:
         """Return, by journal, the shards that the application gives to journals of its sources."""
-        sources = self.application.sources
+        sources = self.application.all_sources
         if isinstance(sources, Partitions):  # the numbers of journals are those of whole topics
             listings = await self._source_journals()
         else:

@@ -535,7 +535,7 @@ class LocalShard:
         spec, application = self.spec, self._parts.application
 
         def message_of(journal: pb.JournalSpec) -> type[Any]:
-            topics[journal.name] = source_of(application.sources, journal)
+            topics[journal.name] = source_of(application.all_sources, journal)
             return call(application.new_message, journal)
 
         return SourceInput(

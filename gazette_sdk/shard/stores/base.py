@@ -206,28 +206,28 @@ class TimerStore(Protocol):
 
 
 @runtime_checkable
-class WindowStore(TimerStore, Protocol):
-    """Store that keeps windows, each with its state, and commits them with the rest of its state.
+class RowStore(TimerStore, Protocol):
+    """Store that keeps rows of the SDK, of windows and of tables, and commits them with its state.
 
     Keys are shorter than ``TIMER_KEY_BYTES_MAX``.
     """
 
-    def open_windows(self) -> None:
-        """Prepare to keep windows, after ``restore``: an application without them calls it not.
+    def open_rows(self) -> None:
+        """Prepare to keep rows, after ``restore``: an application without them calls it not.
 
         Raises:
             ShardStoreError: the store failed.
         """
 
-    def window(self, key: bytes) -> bytes | None:
-        """Return a window that is committed locally; None if there is none of the key.
+    def row(self, key: bytes) -> bytes | None:
+        """Return a row that is committed locally; None if there is none of the key.
 
         Raises:
             ShardStoreError: the store failed.
         """
 
-    def windows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
-        """Return the windows that are committed locally whose keys have a prefix, in their order.
+    def rows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
+        """Return the rows that are committed locally whose keys have a prefix, in their order.
 
         The view of a ``QueryableStore`` has this method, too.
 
@@ -235,17 +235,17 @@ class WindowStore(TimerStore, Protocol):
             prefix: the prefix; not empty, and not of FF alone.
 
         Returns:
-            Pairs of key and window.
+            Pairs of key and value.
 
         Raises:
             ShardStoreError: the store failed.
         """
 
-    def put_windows(self, changes: Mapping[bytes, bytes | None]) -> None:
-        """Put windows in the open transaction, just before its ``start_commit``.
+    def put_rows(self, changes: Mapping[bytes, bytes | None]) -> None:
+        """Put rows in the open transaction, just before its ``start_commit``.
 
         Args:
-            changes: by key, the window; None to remove it.
+            changes: by key, the value; None to remove the row.
 
         Raises:
             ShardStoreError: the store failed.

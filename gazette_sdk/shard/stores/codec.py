@@ -301,6 +301,8 @@ def _decode_tuple(encoded: bytes) -> tuple[Any, ...]:
 
 
 def _encode_key_of_any_type(key: Any) -> bytes:
+    if type(key) is str:  # most keys are
+        return _encode_element(key)
     parts = key if type(key) is tuple else (key,)
     if any(type(part) not in (str, bytes, int) for part in parts):
         raise TypeError(f"a key of str, bytes, int or a tuple of them is needed, not {key!r}")

@@ -2,8 +2,8 @@
 
 The file ``/state.json`` holds three documents, each on a line: journals' offsets, the state, and
 the checkpoint (`shard` 9.1). Gazette's consumers read and write the same file. While there are
-timers, a fourth document has them: the time of each, by its key in base64. While there are windows,
-a fifth one has them, by their keys, both in base64.
+timers, a fourth document has them: the time of each, by its key in base64. While there are rows of
+windows or tables, a fifth one has them, by their keys, both in base64.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class JsonView(Generic[State]):
 
     Args:
         state: the application's value.
-        windows: windows, by their keys.
+        rows: rows, by their keys.
 
     Attributes:
         state: the application's value.
@@ -64,13 +64,17 @@ class JsonView(Generic[State]):
 
     state: State
 
-    def __init__(self, state: State, windows: Mapping[bytes, bytes]) -> None:
+    def __init__(self, state: State, rows: Mapping[bytes, bytes]) -> None:
         self.state = state
-        self._windows = windows
+        self._rows = rows
 
-    def windows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
-        """Return windows; see :class:`~gazette_sdk.shard.stores.base.WindowStore`."""
-        return _windows_of(self._windows, prefix)
+    def row(self, key: bytes) -> bytes | None:
+        """Return a row; see :class:`~gazette_sdk.shard.stores.base.RowStore`."""
+        return self._rows.get(key)
+
+    def rows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
+        """Return rows; see :class:`~gazette_sdk.shard.stores.base.RowStore`."""
+        return _rows_of(self._rows, prefix)
 
     def get(self, key: Any, default: Any = None) -> Any:
         """Return the value of a key, or ``default``.
@@ -145,8 +149,8 @@ class JsonStore(JsonView[State]):
         # The state as it was validated last; empty from the begin of a transaction on.
         self._validated = b""
         self._timers: dict[bytes, int] = {}
-        self._windows: dict[bytes, bytes] = {}  # replaced by each change: queries read it
-        self._committed_windows = self._windows
+        self._rows: dict[bytes, bytes] = {}  # replaced by each change: queries read it
+        self._committed_rows = self._rows
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._entries()[key] = value
@@ -169,7 +173,7 @@ class JsonStore(JsonView[State]):
                 files are of another store.
         """
         self._validated = b""
-        self._timers, self._windows = {}, {}
+        self._timers, self._rows = {}, {}
         try:
             stored = (self._directory / _STATE_PATH[1:]).read_bytes()
         except FileNotFoundError:
@@ -182,14 +186,14 @@ class JsonStore(JsonView[State]):
             offsets, state, checkpoint, *further = lines
             restored = _decode_checkpoint(offsets, checkpoint)
             self._timers = _decode_timers(*further[:1])
-            self._windows = _decode_windows(*further[1:])
+            self._rows = _decode_rows(*further[1:])
             self.state = msgspec.json.decode(state, type=self._type())
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ShardStoreError(
                 f"{_STATE_PATH} in {self._directory} is not the state that was declared ({error});"
                 " declare the type that wrote it, or start a new recovery log"
             ) from error
-        self._committed, self._committed_windows = state, self._windows
+        self._committed, self._committed_rows = state, self._rows
         return restored
 
     def begin(self) -> None:
@@ -238,17 +242,17 @@ class JsonStore(JsonView[State]):
         state, self._validated = self._validated, b""
         offsets = _document(dict(sorted(checkpoint.offsets.items())))
         documents = [offsets, state, _encode_checkpoint(checkpoint)]
-        if self._timers or self._windows:
+        if self._timers or self._rows:
             documents.append(_encode_timers(self._timers))
-        if self._windows:
-            documents.append(_encode_windows(self._windows))
+        if self._rows:
+            documents.append(_encode_rows(self._rows))
         try:
             next_file = self._directory / _NEXT_PATH[1:]
             next_file.write_bytes(b"".join(documents))
             next_file.replace(self._directory / _STATE_PATH[1:])
         except OSError as error:
             raise ShardStoreError(f"the state file cannot be written: {error}") from error
-        self._committed, self._committed_windows = state, self._windows
+        self._committed, self._committed_rows = state, self._rows
         changes: list[FileChange] = [CreateFile(_NEXT_PATH)]
         offset = 0
         for document in documents:
@@ -276,21 +280,21 @@ class JsonStore(JsonView[State]):
             else:
                 self._timers[key] = due_us
 
-    def open_windows(self) -> None:
-        """Prepare to keep windows: nothing is to be done."""
+    def open_rows(self) -> None:
+        """Prepare to keep rows: nothing is to be done."""
 
-    def window(self, key: bytes) -> bytes | None:
-        """Return a window; see :class:`~gazette_sdk.shard.stores.base.WindowStore`."""
-        return self._windows.get(key)
+    def row(self, key: bytes) -> bytes | None:
+        """Return a row; see :class:`~gazette_sdk.shard.stores.base.RowStore`."""
+        return self._rows.get(key)
 
-    def windows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
-        """Return windows; see :class:`~gazette_sdk.shard.stores.base.WindowStore`."""
-        return _windows_of(self._windows, prefix)
+    def rows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
+        """Return rows; see :class:`~gazette_sdk.shard.stores.base.RowStore`."""
+        return _rows_of(self._rows, prefix)
 
-    def put_windows(self, changes: Mapping[bytes, bytes | None]) -> None:
-        """Put windows, just before ``start_commit``; None removes one."""
-        changed = {**self._windows, **changes}
-        self._windows = {key: window for key, window in changed.items() if window is not None}
+    def put_rows(self, changes: Mapping[bytes, bytes | None]) -> None:
+        """Put rows, just before ``start_commit``; None removes one."""
+        changed = {**self._rows, **changes}
+        self._rows = {key: row for key, row in changed.items() if row is not None}
 
     def rerecord(self, path: str) -> Sequence[FileChange]:
         """Return changes that record the file anew; nothing for another path."""
@@ -312,7 +316,7 @@ class JsonStore(JsonView[State]):
         if not self._committed:
             raise ClosedError("the store is not restored yet; call restore() first")
         state = msgspec.json.decode(self._committed, type=self._type())
-        yield JsonView(state, self._committed_windows)
+        yield JsonView(state, self._committed_rows)
 
     def destroy(self) -> None:
         """Close the store: it holds no open file."""
@@ -344,21 +348,19 @@ def _decode_timers(document: bytes = b"{}") -> dict[bytes, int]:
     return {base64.b64decode(key, validate=True): due_us for key, due_us in decoded.items()}
 
 
-def _encode_windows(windows: Mapping[bytes, bytes]) -> bytes:
+def _encode_rows(rows: Mapping[bytes, bytes]) -> bytes:
     encode = base64.b64encode
-    return _document(
-        {encode(key).decode(): encode(state).decode() for key, state in windows.items()}
-    )
+    return _document({encode(key).decode(): encode(state).decode() for key, state in rows.items()})
 
 
-def _decode_windows(document: bytes = b"{}") -> dict[bytes, bytes]:
+def _decode_rows(document: bytes = b"{}") -> dict[bytes, bytes]:
     decoded = msgspec.json.decode(document, type=dict[str, str])
     decode = base64.b64decode
     return {decode(key, validate=True): decode(state) for key, state in decoded.items()}
 
 
-def _windows_of(windows: Mapping[bytes, bytes], prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
-    return sorted(row for row in windows.items() if row[0].startswith(prefix))
+def _rows_of(rows: Mapping[bytes, bytes], prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
+    return sorted(row for row in rows.items() if row[0].startswith(prefix))
 
 
 def _encode_checkpoint(checkpoint: Checkpoint) -> bytes:

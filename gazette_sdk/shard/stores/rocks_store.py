@@ -550,7 +550,7 @@ _TIMER_BY_KEY = _TIMER + b"k"
 _TIMER_BY_TIME = _TIMER + b"t"
 _TIMER_BY_TIME_END = _TIMER + b"u"
 _TIME_BYTES = 8
-_WINDOW = _TIMER + b"w"
+_ROW = _TIMER + b"w"
 
 WRITE_STALL_TIMEOUT_S = 60.0
 """Bound of the wait for RocksDB to accept a write again."""
@@ -602,7 +602,7 @@ class RocksStore(Family[K, V]):
         self._families: dict[str, Family[Any, Any]] = {}
         self._sequence_number = 0
         self._timer_changes: Mapping[bytes, int | None] = {}
-        self._window_changes: Mapping[bytes, bytes | None] = {}
+        self._row_changes: Mapping[bytes, bytes | None] = {}
 
     @classmethod
     def of(
@@ -651,7 +651,7 @@ class RocksStore(Family[K, V]):
             self._database = self._open()
         for family in self._families.values():
             family.drop_puts()
-        self._timer_changes, self._window_changes = {}, {}
+        self._timer_changes, self._row_changes = {}, {}
         stored = self._database.get(CHECKPOINT_KEY)
         try:
             if stored is not None:
@@ -697,7 +697,7 @@ class RocksStore(Family[K, V]):
         self._sequence_number = database.latest_sequence_number()
         for family in self._families.values():
             family.drop_puts()
-        self._timer_changes, self._window_changes = {}, {}
+        self._timer_changes, self._row_changes = {}, {}
         return self._files.changes()
 
     def finish_commit(self) -> None:
@@ -719,22 +719,22 @@ class RocksStore(Family[K, V]):
         """Put timers, just before ``start_commit``; None removes one."""
         self._timer_changes = changes
 
-    def open_windows(self) -> None:
-        """Prepare to keep windows: nothing is to be done."""
+    def open_rows(self) -> None:
+        """Prepare to keep rows: nothing is to be done."""
 
-    def window(self, key: bytes) -> bytes | None:
-        """Return a window; see :class:`~gazette_sdk.shard.stores.base.WindowStore`."""
-        return self._find(_WINDOW + key)
+    def row(self, key: bytes) -> bytes | None:
+        """Return a row; see :class:`~gazette_sdk.shard.stores.base.RowStore`."""
+        return self._find(_ROW + key)
 
-    def windows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
-        """Return windows; see :class:`~gazette_sdk.shard.stores.base.WindowStore`."""
-        lower = _WINDOW + prefix
+    def rows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
+        """Return rows; see :class:`~gazette_sdk.shard.stores.base.RowStore`."""
+        lower = _ROW + prefix
         rows = self._stored(lower, prefix_end(lower))
-        return [(key[len(_WINDOW) :], window) for key, window in rows]
+        return [(key[len(_ROW) :], value) for key, value in rows]
 
-    def put_windows(self, changes: Mapping[bytes, bytes | None]) -> None:
-        """Put windows, just before ``start_commit``; None removes one."""
-        self._window_changes = changes
+    def put_rows(self, changes: Mapping[bytes, bytes | None]) -> None:
+        """Put rows, just before ``start_commit``; None removes one."""
+        self._row_changes = changes
 
     def rerecord(self, path: str) -> Sequence[FileChange]:
         """Return changes that record a file's recorded part anew; nothing if it is gone."""
@@ -819,11 +819,11 @@ class RocksStore(Family[K, V]):
                 else:
                     put(key, value, handle)
         self._put_timers(database, batch)
-        for key, window in self._window_changes.items():
-            if window is None:
-                delete(_WINDOW + key)
+        for key, value in self._row_changes.items():
+            if value is None:
+                delete(_ROW + key)
             else:
-                put(_WINDOW + key, window)
+                put(_ROW + key, value)
         put(CHECKPOINT_KEY, checkpoint.to_bytes())
         for journal, offset in checkpoint.offsets.items():
             put(_mark_key(journal), _mark_value(offset))
@@ -863,11 +863,15 @@ class RocksView(FamilyView[K, V]):
         """Return the view of a further column family; KeyError if it was not declared."""
         return self._further[name]
 
-    def windows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
-        """Return windows; see :class:`~gazette_sdk.shard.stores.base.WindowStore`."""
-        lower = _WINDOW + prefix
+    def row(self, key: bytes) -> bytes | None:
+        """Return a row; see :class:`~gazette_sdk.shard.stores.base.RowStore`."""
+        return self._find(_ROW + key)
+
+    def rows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
+        """Return rows; see :class:`~gazette_sdk.shard.stores.base.RowStore`."""
+        lower = _ROW + prefix
         rows = self._stored(lower, prefix_end(lower))
-        return [(key[len(_WINDOW) :], window) for key, window in rows]
+        return [(key[len(_ROW) :], value) for key, value in rows]
 
 
 def _timer_by_time(due_us: int, key: bytes) -> bytes:

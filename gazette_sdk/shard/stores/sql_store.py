@@ -58,12 +58,12 @@ _TIMERS = sa.Table(
     sa.Column("due_us", sa.BigInteger, nullable=False),
     sa.Index("gazette_timers_due", "shard_fqn", "due_us", "timer_key"),
 )
-_WINDOWS = sa.Table(
-    "gazette_windows",
+_ROWS = sa.Table(
+    "gazette_rows",
     sa.MetaData(),
     sa.Column("shard_fqn", sa.String(512), primary_key=True),
     sa.Column(
-        "window_key",
+        "row_key",
         sa.LargeBinary().with_variant(mysql.VARBINARY(TIMER_KEY_BYTES_MAX), "mysql", "mariadb"),
         primary_key=True,
     ),
@@ -326,37 +326,31 @@ class SqlStore:
         with _failures_of(_TIMERS):
             _replace_rows(self.connection, _TIMERS, self._shard_fqn, changes)
 
-    def open_windows(self) -> None:
-        """Create the table of windows if it is missing.
+    def open_rows(self) -> None:
+        """Create the table of rows if it is missing.
 
         Raises:
             ShardStoreError: the database failed.
         """
-        with _failures_of(_WINDOWS):
-            _create_table(self._opened(), _WINDOWS)
+        with _failures_of(_ROWS):
+            _create_table(self._opened(), _ROWS)
 
-    def window(self, key: bytes) -> bytes | None:
-        """Return a window; see :class:`~gazette_sdk.shard.stores.base.WindowStore`."""
-        connection, columns = self._opened(), _WINDOWS.c
-        query = sa.select(columns.state).where(
-            columns.shard_fqn == self._shard_fqn, columns.window_key == key
-        )
-        with _failures_of(_WINDOWS), _transaction_of(connection):
-            found = connection.execute(query).scalar()
-        return None if found is None else bytes(found)
+    def row(self, key: bytes) -> bytes | None:
+        """Return a row; see :class:`~gazette_sdk.shard.stores.base.RowStore`."""
+        return _row(self._opened(), self._shard_fqn, key)
 
-    def windows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
-        """Return windows; see :class:`~gazette_sdk.shard.stores.base.WindowStore`."""
-        return _windows_of(self._opened(), self._shard_fqn, prefix)
+    def rows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
+        """Return rows; see :class:`~gazette_sdk.shard.stores.base.RowStore`."""
+        return _rows_of(self._opened(), self._shard_fqn, prefix)
 
-    def put_windows(self, changes: Mapping[bytes, bytes | None]) -> None:
-        """Put windows, just before ``start_commit``; None removes one.
+    def put_rows(self, changes: Mapping[bytes, bytes | None]) -> None:
+        """Put rows, just before ``start_commit``; None removes one.
 
         Raises:
             ShardStoreError: no transaction is open, or the database failed.
         """
-        with _failures_of(_WINDOWS):
-            _replace_rows(self.connection, _WINDOWS, self._shard_fqn, changes)
+        with _failures_of(_ROWS):
+            _replace_rows(self.connection, _ROWS, self._shard_fqn, changes)
 
     def rerecord(self, path: str) -> Sequence[FileChange]:  # noqa: ARG002 - there are no files
         """Return nothing: there are no files."""
@@ -419,9 +413,13 @@ class SqlView:
         """Run a query; arguments and errors are those of ``SqlStore.execute``."""
         return _execute(self.connection, statement, parameters)
 
-    def windows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
-        """Return windows; see :class:`~gazette_sdk.shard.stores.base.WindowStore`."""
-        return _windows_of(self.connection, self._shard_fqn, prefix)
+    def row(self, key: bytes) -> bytes | None:
+        """Return a row; see :class:`~gazette_sdk.shard.stores.base.RowStore`."""
+        return _row(self.connection, self._shard_fqn, key)
+
+    def rows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
+        """Return rows; see :class:`~gazette_sdk.shard.stores.base.RowStore`."""
+        return _rows_of(self.connection, self._shard_fqn, prefix)
 
     def interrupt(self) -> None:
         """Have a statement that runs fail, from any thread, where the database's driver can."""
@@ -501,17 +499,25 @@ def _replace_rows(
         connection.execute(sa.insert(table), put)
 
 
-def _windows_of(
+def _row(connection: sa.Connection, shard_fqn: str, key: bytes) -> bytes | None:
+    columns = _ROWS.c
+    query = sa.select(columns.state).where(columns.shard_fqn == shard_fqn, columns.row_key == key)
+    with _failures_of(_ROWS), _transaction_of(connection):
+        found = connection.execute(query).scalar()
+    return None if found is None else bytes(found)
+
+
+def _rows_of(
     connection: sa.Connection, shard_fqn: str, prefix: bytes
 ) -> Sequence[tuple[bytes, bytes]]:
-    columns = _WINDOWS.c
-    key = columns.window_key
+    columns = _ROWS.c
+    key = columns.row_key
     query = (
         sa.select(key, columns.state)
         .where(columns.shard_fqn == shard_fqn, key >= prefix, key < prefix_end(prefix))
         .order_by(key)
     )
-    with _failures_of(_WINDOWS), _transaction_of(connection):
+    with _failures_of(_ROWS), _transaction_of(connection):
         return [(bytes(key), bytes(state)) for key, state in connection.execute(query)]
 
 

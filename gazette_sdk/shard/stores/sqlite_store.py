@@ -326,14 +326,14 @@ _PUT_TIMER = (
 )
 _REMOVE_TIMER = "DELETE FROM gazette_timers WHERE key = ?"
 
-_WINDOWS_SCHEMA = """
-    CREATE TABLE IF NOT EXISTS gazette_windows (key BLOB PRIMARY KEY, state BLOB NOT NULL)
+_ROWS_SCHEMA = """
+    CREATE TABLE IF NOT EXISTS gazette_rows (key BLOB PRIMARY KEY, state BLOB NOT NULL)
         WITHOUT ROWID
 """
-_WINDOW = "SELECT state FROM gazette_windows WHERE key = ?"
-_WINDOWS_OF = "SELECT key, state FROM gazette_windows WHERE key >= ? AND key < ? ORDER BY key"
-_PUT_WINDOW = "INSERT OR REPLACE INTO gazette_windows (key, state) VALUES (?, ?)"
-_REMOVE_WINDOW = "DELETE FROM gazette_windows WHERE key = ?"
+_ROW = "SELECT state FROM gazette_rows WHERE key = ?"
+_ROWS_OF = "SELECT key, state FROM gazette_rows WHERE key >= ? AND key < ? ORDER BY key"
+_PUT_ROW = "INSERT OR REPLACE INTO gazette_rows (key, state) VALUES (?, ?)"
+_REMOVE_ROW = "DELETE FROM gazette_rows WHERE key = ?"
 
 
 class SqliteStore:
@@ -547,36 +547,34 @@ class SqliteStore:
             connection.executemany(_REMOVE_TIMER, removed)
             connection.executemany(_PUT_TIMER, put)
 
-    def open_windows(self) -> None:
-        """Create the table of windows if it is missing.
+    def open_rows(self) -> None:
+        """Create the table of rows if it is missing.
 
         Raises:
             ShardStoreError: SQLite failed.
         """
-        self._create(_WINDOWS_SCHEMA)
+        self._create(_ROWS_SCHEMA)
 
-    def window(self, key: bytes) -> bytes | None:
-        """Return a window; see :class:`~gazette_sdk.shard.stores.base.WindowStore`."""
-        with _failures_of_tables():
-            found = self._opened().execute(_WINDOW, (key,)).fetchone()
-        return None if found is None else found[0]
+    def row(self, key: bytes) -> bytes | None:
+        """Return a row; see :class:`~gazette_sdk.shard.stores.base.RowStore`."""
+        return _row(self._opened(), key)
 
-    def windows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
-        """Return windows; see :class:`~gazette_sdk.shard.stores.base.WindowStore`."""
-        return _windows_of(self._opened(), prefix)
+    def rows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
+        """Return rows; see :class:`~gazette_sdk.shard.stores.base.RowStore`."""
+        return _rows_of(self._opened(), prefix)
 
-    def put_windows(self, changes: Mapping[bytes, bytes | None]) -> None:
-        """Put windows, just before ``start_commit``; None removes one.
+    def put_rows(self, changes: Mapping[bytes, bytes | None]) -> None:
+        """Put rows, just before ``start_commit``; None removes one.
 
         Raises:
             ShardStoreError: a failure ended the transaction, or SQLite failed.
         """
         connection = self._in_transaction()
-        put = [(key, window) for key, window in changes.items() if window is not None]
-        removed = [(key,) for key, window in changes.items() if window is None]
+        put = [(key, state) for key, state in changes.items() if state is not None]
+        removed = [(key,) for key, state in changes.items() if state is None]
         with _failures_of_tables():
-            connection.executemany(_REMOVE_WINDOW, removed)
-            connection.executemany(_PUT_WINDOW, put)
+            connection.executemany(_REMOVE_ROW, removed)
+            connection.executemany(_PUT_ROW, put)
 
     def rerecord(self, path: str) -> Sequence[FileChange]:
         """Return changes that record a file of pages anew; nothing if it is not recorded."""
@@ -666,9 +664,13 @@ class SqliteView:
         """
         return self._connection.execute(sql, parameters)
 
-    def windows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
-        """Return windows; see :class:`~gazette_sdk.shard.stores.base.WindowStore`."""
-        return _windows_of(self._connection, prefix)
+    def row(self, key: bytes) -> bytes | None:
+        """Return a row; see :class:`~gazette_sdk.shard.stores.base.RowStore`."""
+        return _row(self._connection, key)
+
+    def rows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
+        """Return rows; see :class:`~gazette_sdk.shard.stores.base.RowStore`."""
+        return _rows_of(self._connection, prefix)
 
     def interrupt(self) -> None:
         """Have a statement that runs fail with ``sqlite3.OperationalError``, from any thread."""
@@ -696,18 +698,24 @@ def without_nan(parameters: Parameters) -> Parameters:
 
 @contextlib.contextmanager
 def _failures_of_tables() -> Iterator[None]:
-    """Raise ShardStoreError for failures of the tables of timers and windows."""
+    """Raise ShardStoreError for failures of the tables of timers and rows."""
     try:
         yield
     except sqlite3.Error as error:
         raise ShardStoreError(
-            f"the tables of timers and windows, gazette_*, cannot be used: {error}"
+            f"the tables of timers and rows, gazette_*, cannot be used: {error}"
         ) from error
 
 
-def _windows_of(connection: sqlite3.Connection, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
+def _row(connection: sqlite3.Connection, key: bytes) -> bytes | None:
     with _failures_of_tables():
-        return connection.execute(_WINDOWS_OF, (prefix, prefix_end(prefix))).fetchall()
+        found = connection.execute(_ROW, (key,)).fetchone()
+    return None if found is None else found[0]
+
+
+def _rows_of(connection: sqlite3.Connection, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
+    with _failures_of_tables():
+        return connection.execute(_ROWS_OF, (prefix, prefix_end(prefix))).fetchall()
 
 
 @contextlib.contextmanager

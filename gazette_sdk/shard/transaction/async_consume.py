@@ -166,12 +166,16 @@ class AsyncConsumer:
         """Fire timers of event time that are due, and consume a message or leave it out."""
         consumer = self._consumer
         txn = consumer.txn
-        if txn.times is not None:
+        table = consumer.table
+        if txn.times is not None and table is None:
             consumer.reach(envelope)
             await self._fire_event_timers()
         txn.envelope = envelope
         consumer.begin_record()
         try:
+            if table is not None:
+                txn.put_into(table, envelope.message)
+                return
             event_us = consumer.event_us(envelope)
             await consumer.application.consume(txn, envelope.message)
             for window in consumer.late_windows():

@@ -27,6 +27,7 @@ from gazette_sdk.shard.transaction.failure import (
     is_of_record,
 )
 from gazette_sdk.shard.transaction.machine import Action, CommitStep, Current, TransactionMachine
+from gazette_sdk.shard.transaction.tables import Table
 from gazette_sdk.shard.transaction.timers import CLOCK_CHECK_S, Timer, WindowTimer
 from gazette_sdk.shard.transaction.transaction import (
     DeferError,
@@ -131,6 +132,7 @@ class MessageConsumer:
     Attributes:
         input: where messages come from.
         rest: messages of the last batch that are not consumed.
+        table: table that is made of the last batch; None if the handler consumes it.
         polled_count: messages that the input has returned so far.
         fired_count: timers that fired so far.
         late_count: messages that came too late for a window so far, for each window.
@@ -153,6 +155,7 @@ class MessageConsumer:
         self._wall_clock = wall_clock
         self._has_timers = application.has_timers
         self._windows = txn.all_windows
+        self._tables = txn.all_tables
         self._undoes = bad.passes_over and isinstance(txn.store, UndoingStore)
         self.txn = txn
         self.output = output
@@ -166,6 +169,7 @@ class MessageConsumer:
         self.preparing_s = 0.0
         self._batch: list[Envelope[Any]] = []
         self.rest: Iterator[Envelope[Any]] = iter(self._batch)
+        self.table: Table[Any] | None = None
         self._first: Envelope[Any] | None = None
         self._next_look = 0.0  # at write heads, in monotonic seconds
 
@@ -178,6 +182,8 @@ class MessageConsumer:
         """Take a batch of messages."""
         self._batch = batch
         self.rest = iter(batch)
+        if self._tables is not None:
+            self.table = self._tables.of(batch[0].journal) if batch else None
         self.polled_count += len(batch)
 
     @property
@@ -201,6 +207,7 @@ class MessageConsumer:
         txn = self.txn
         is_full = txn.store.is_full or self.output.is_full
         is_full = is_full or (self._has_timers and txn.timers.is_full)
+        is_full = is_full or (self._tables is not None and self._tables.is_full)
         return bool(is_full or (self._windows is not None and self._windows.is_full))
 
     # ------------------------------------------------------------ on a worker
@@ -255,7 +262,7 @@ class MessageConsumer:
     def _consume_rest(self, deadline: float) -> Slice | None:
         """Consume what is left of a batch; return None if nothing is."""
         txn, now = self.txn, time.monotonic
-        is_plain = not (self._undoes or self.bad or txn.times)
+        is_plain = not (self._undoes or self.bad or txn.times or self.table)
         handle = self.application.consume if is_plain else self._consume_or_leave_out
         envelope: Envelope[Any]
         try:
@@ -322,8 +329,12 @@ class MessageConsumer:
         checkpoint.ack_intents = dict(self.output.end())
         if self._has_timers:
             self.txn.timers.put()
-        if self._windows is not None:
-            self._windows.put()
+        rows: dict[bytes, bytes | None] = {}
+        for each in (self._windows, self._tables):
+            if each is not None:
+                rows |= each.changes
+        if rows:
+            self.txn.store.put_rows(rows)
         if self.txn.times is not None:
             checkpoint.times = self.txn.times.times
         self.on_step(CommitStep.CHECKPOINTED)
@@ -332,6 +343,8 @@ class MessageConsumer:
     def record(self, checkpoint: Checkpoint, changes: Any) -> PreparedCommit:
         """Return the commit, with the changes of the store's files as contents of appends."""
         self.on_step(CommitStep.LOCALLY_COMMITTED)
+        if self._tables is not None:
+            self._tables.committed()
         if self._has_timers:
             self.txn.timers.committed()
             if self._windows is not None:
@@ -652,16 +665,16 @@ class MessageConsumer:
 
     def _consume_or_leave_out(self, txn: Transaction[Any], message: Any) -> None:
         """Fire timers of event time that are due, and consume a message or leave it out."""
-        envelope = txn.envelope
+        envelope, table = txn.envelope, self.table
         assert envelope is not None, "a message has an envelope"
-        if txn.times is not None:
-            self.reach(envelope)
-            if txn.timers.has_event_timers:
-                self._fire_event_timers()
-                txn.envelope = envelope
+        if table is None:
+            self._fire_before(envelope)
         if self._undoes or self.bad:
             self.begin_record()
         try:
+            if table is not None:
+                txn.put_into(table, message)
+                return
             event_us = self.event_us(envelope)
             self.application.consume(txn, message)
             for window in self.late_windows():
@@ -674,6 +687,15 @@ class MessageConsumer:
         else:
             if txn.times is not None:
                 txn.times.consumed(envelope.journal, event_us)
+
+    def _fire_before(self, envelope: Envelope[Any]) -> None:
+        """Fire timers of event time that are due before a message."""
+        if self.txn.times is None:
+            return
+        self.reach(envelope)
+        if self.txn.timers.has_event_timers:
+            self._fire_event_timers()
+            self.txn.envelope = envelope
 
     def _fire_event_timers(self) -> None:
         """Fire timers of event time that are due.

@@ -36,6 +36,7 @@ from gazette_sdk.errors import (
     UnreadableStateError,
 )
 from gazette_sdk.message.checkpoint import Checkpoint
+from gazette_sdk.protocol.labels import TABLE
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.stores.base import TimerStore
 from gazette_sdk.shard.transaction.async_consume import AsyncConsumer
@@ -51,6 +52,7 @@ from gazette_sdk.shard.transaction.machine import (
     TransactionMachine,
 )
 from gazette_sdk.shard.transaction.metrics import ShardMetrics
+from gazette_sdk.shard.transaction.tables import Tables
 from gazette_sdk.shard.transaction.transaction import (
     AppendFuture,
     CommitFuture,
@@ -260,9 +262,12 @@ class Runner:
         self._metrics = ShardMetrics(shard.full_name, self._lag_bytes)
         self._bad = BadRecords(application.on_error, shard.id)
         self._txn: Transaction[Any] = Transaction(shard, store, output)
+        if application.tables:
+            self._txn.all_tables = Tables(application.tables, store, shard.topics)
         if application.has_event_time:
+            of_tables = shard.labels(TABLE)
             self._txn.times = EventTime(
-                shard.journals,
+                [journal for journal in shard.journals if journal not in of_tables],
                 application.event_time,
                 lateness_s=application.lateness_s,
                 idle_s=application.idle_s,
@@ -307,6 +312,8 @@ class Runner:
         checkpoint: Checkpoint = await self._call_store("restore")
         if self._txn.times is not None:
             self._txn.times.restore(checkpoint.times)
+        if self._txn.all_tables is not None:
+            await self._on_worker(self._txn.all_tables.restore)
         if self._application.has_timers:
             await self._on_worker(self._consumer.restore_timers)
             waits = self._txn.timers.has_left_out

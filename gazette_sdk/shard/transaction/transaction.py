@@ -33,6 +33,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import values_of
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.shard.transaction.event_time import SECOND_US, EventTime
+from gazette_sdk.shard.transaction.tables import OpenTable, Table, Tables, undeclared
 from gazette_sdk.shard.transaction.timers import Timers
 from gazette_sdk.shard.transaction.windows import Window, Windows, no_windows
 from gazette_sdk.transport.append.appender import JournalAppender
@@ -271,6 +272,8 @@ class LogLike(Protocol):
         """
 
 
+M = TypeVar("M")
+
 if TYPE_CHECKING:
     S = TypeVarWithDefault("S", default=Any)
 else:  # `typing` has no defaults before Python 3.13
@@ -301,11 +304,13 @@ class Transaction(Generic[S]):
             <gazette_sdk.shard.transaction.timers.Timers.set>` and ``cancel``.
         times: watermarks of the sources; None of an application without event time.
         all_windows: open windows of the shard; None of an application without windows.
+        all_tables: tables of the shard; None of an application without tables.
     """
 
     __slots__ = (
         "_output",
         "_touched",
+        "all_tables",
         "all_windows",
         "envelope",
         "is_open",
@@ -325,6 +330,7 @@ class Transaction(Generic[S]):
         self.timers = Timers(store, self._check_open)
         self.times: EventTime | None = None
         self.all_windows: Windows | None = None
+        self.all_tables: Tables | None = None
         self._output = output
         self._touched: Envelope[Any] | None = None  # the last message that published something
 
@@ -412,6 +418,34 @@ class Transaction(Generic[S]):
         if self.all_windows is None:
             raise no_windows()
         return self.all_windows.of(message)
+
+    def table(self, declared: Table[M]) -> OpenTable[M]:
+        """Return a table of the application, for reading: the newest message of each key.
+
+        ::
+
+            driver = txn.table(drivers).get(ride.driver)
+
+        Args:
+            declared: the table, as ``tables=`` has it.
+
+        Raises:
+            ConfigurationError: the application does not declare it.
+        """
+        if self.all_tables is None:
+            raise undeclared(declared)
+        return self.all_tables.open(declared)
+
+    def put_into(self, declared: Table[Any], message: Any) -> None:
+        """Put a message into its table.
+
+        Raises:
+            ValidationError: its key cannot be the key of a table.
+            UnreadableStateError: it would not be read again as it is.
+            BaseException: that of the application's functions.
+        """
+        assert self.all_tables is not None, "there is a table"
+        self.all_tables.put(declared, message)
 
     @property
     def watermark(self) -> float | None:

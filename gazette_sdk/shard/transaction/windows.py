@@ -16,7 +16,7 @@ import itertools
 import operator
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -30,7 +30,7 @@ from gazette_sdk.shard.stores.base import (
     TIMER_KEY_BYTES_MAX,
     UNCOMMITTED_BYTES_MAX,
     UNCOMMITTED_PUTS_MAX,
-    WindowStore,
+    RowStore,
 )
 from gazette_sdk.shard.stores.codec import Codec, any_key, checked, value_codec
 from gazette_sdk.shard.transaction.event_time import SECOND_US, EventTime, is_seconds
@@ -219,14 +219,14 @@ class Window(Generic[V]):
         return f"<window of {self.key!r} from {self.begin} to {self.end}, count={self.count}>"
 
 
-class WindowReader(Protocol):
+class RowReader(Protocol):
     """View of a store, as far as windows are read from it."""
 
-    def windows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
+    def rows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
         """Return the windows whose keys have a prefix, in their order."""
 
 
-def windows_of_key(view: WindowReader, key: Any, codec: Codec[Any]) -> list[Window[Any]]:
+def windows_of_key(view: RowReader, key: Any, codec: Codec[Any]) -> list[Window[Any]]:
     """Return the open windows of a key, in their order.
 
     Args:
@@ -238,7 +238,7 @@ def windows_of_key(view: WindowReader, key: Any, codec: Codec[Any]) -> list[Wind
         ValidationError: it cannot be the key of a window.
         ShardStoreError: the store failed, or a state is not of the declared type.
     """
-    return [_decode(key, row, encoded, codec) for row, encoded in view.windows_of(_encode_key(key))]
+    return [_decode(key, row, encoded, codec) for row, encoded in view.rows_of(_encode_key(key))]
 
 
 def state_codec(declared: Declared) -> Codec[Any]:
@@ -295,7 +295,7 @@ class Windows(ABC):
         self._given_store = store
         self._timers = timers
         self._times = times
-        self._store: WindowStore
+        self._store: RowStore
         self._at_us = -1
         self._passed_us = 0
         # Changes of the open transaction by row; None removes one.
@@ -383,12 +383,12 @@ class Windows(ABC):
             ShardStoreError: the store failed.
         """
         store = self._given_store
-        if not isinstance(store, WindowStore):
+        if not isinstance(store, RowStore):
             raise ConfigurationError(
                 f"{type(store).__name__} keeps no windows; use shard.RocksStore, shard.SqliteStore,"
-                " shard.JsonStore or shard.SqlStore, or define the methods of `WindowStore`"
+                " shard.JsonStore or shard.SqlStore, or define the methods of `RowStore`"
             )
-        store.open_windows()
+        store.open_rows()
         self._store = store
         self._forget_all()
         self._cached_bytes = 0
@@ -458,15 +458,11 @@ class Windows(ABC):
             window.size = size
         self._encoded = encoded
 
-    def put(self) -> None:
-        """Put what was encoded, just before the store commits.
-
-        Raises:
-            ShardStoreError: the store failed.
-        """
-        if self._changes:
-            assert self._encoded is not None, "windows are encoded first"
-            self._store.put_windows(self._encoded)
+    @property
+    def changes(self) -> Mapping[bytes, bytes | None]:
+        """Rows that the open transaction has changed, encoded; None removes one."""
+        assert self._encoded is not None, "windows are encoded first"
+        return self._encoded
 
     def committed(self) -> None:
         """Note that the store has committed the changes."""
@@ -502,7 +498,7 @@ class Windows(ABC):
         """Return a window as the transaction has changed it, or as the store has it."""
         if row in self._changes:
             return self._changes[row]
-        encoded = self._store.window(row)
+        encoded = self._store.row(row)
         if encoded is None:
             return None
         window = _decode(key, row, encoded, self._codec)

@@ -10,6 +10,7 @@ import pytest
 
 from gazette_sdk import Journals, Publisher, shard
 from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.testing import CommitStep
 from gazette_sdk.testing.shards import run_shards
 from support import ride_join
 from support.ride_join import Driver, Ride, create_journals, joined, published
@@ -38,6 +39,14 @@ def wait_for(condition, timeout_s=30):
         assert time.monotonic() < ends_at, "it has not happened in time"
         time.sleep(0.05)
     return found
+
+
+def each_leads(shards):
+    """Return True if the two processes lead one shard each."""
+    leaders = {
+        each.route.members[each.route.primary].suffix for each in shards if each.route.primary >= 0
+    }
+    return len(leaders) == 2
 
 
 def by_driver(found):
@@ -115,3 +124,31 @@ def test_a_topic_that_grows_under_a_join_is_shown_and_read_once_both_have_grown(
         wait_for(lambda: len(consumer.list_shards()) == 3)
         wait_for(lambda: text not in gazctl.ok("shards", "list").stderr)
         consumer.wait_caught_up(timeout_s=30)
+
+
+def test_a_table_is_joined_and_queried_whichever_process_is_killed(gazette):
+    create_journals(gazette.transport)
+    with run_shards(ride_join.by_table, processes=2, cluster=gazette, lease_ttl_s=2) as shards:
+        publish_cars(shards.transport, "red")
+        shards.wait_caught_up(timeout_s=60)
+        publish_rides(shards.transport, range(50))
+        shards.wait_until(each_leads)
+        shards.crash_at(CommitStep.LOCALLY_COMMITTED)
+        publish_cars(shards.transport, "green")
+        shards.processes[0].wait_until_ended()
+        shards.start(0)
+        shards.wait_caught_up(timeout_s=60)
+        publish_cars(shards.transport, "blue")
+        shards.wait_caught_up(timeout_s=60)
+        publish_rides(shards.transport, range(50, 80))
+        shards.wait_caught_up(timeout_s=60)
+        found = by_driver(published(shards.transport))
+        for name in DRIVERS:
+            assert [number for number, *_ in found[name]] == list(range(80))
+            colors = [car.split()[0] for _, car, _ in found[name]]
+            assert set(colors[:50]) <= {"red", "green"}
+            assert set(colors[50:]) == {"blue"}
+        for process in shards.processes:
+            url = f"{process.address}/cars/driver-3"
+            with urllib.request.urlopen(url, timeout=30) as answer:
+                assert json.loads(answer.read()) == {"car": "blue car of driver-3"}

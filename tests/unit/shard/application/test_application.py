@@ -118,6 +118,9 @@ def test_a_module_that_runs_as_main_needs_a_name():
     ("declared", "text"),
     [
         ({"message": None}, "class of messages"),
+        ({"message": int}, "int can carry no message UUID"),
+        ({"message": Order("ada")}, "is no class of messages"),
+        ({"message": list[int]}, "is no class of messages"),
         ({"store": None}, "no store"),
         ({"store": dict}, r"totals: store=<class 'dict'> is no store; use shard\.JsonStore"),
         ({"store": "rocks"}, "store='rocks' is no store"),

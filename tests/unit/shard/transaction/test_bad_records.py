@@ -173,7 +173,7 @@ def test_five_thousand_bad_records_a_second(on_error, is_async, caplog):
         refuse(txn, number)
 
     made = shard.handler(
-        message=int, store=shard.RocksStore[str, int], name="fast", on_error=on_error
+        message=list, store=shard.RocksStore[str, int], name="fast", on_error=on_error
     )(refuse_later if is_async else refuse)
     began = time.process_time()
     with caplog.at_level(logging.WARNING):
@@ -191,7 +191,7 @@ def test_what_a_handler_holds_from_before_is_undone_too(store):
     """The value of the state, a cursor, or the connection, of which the store sees no use."""
 
     class Holds(shard.Application):
-        message, name, on_error = int, "holds", "skip"
+        message, name, on_error = list, "holds", "skip"
 
         def new_store(self, shard):
             return STORES[store](shard.directory)
@@ -216,7 +216,7 @@ def test_what_a_handler_holds_from_before_is_undone_too(store):
 
 
 def test_a_deferred_record_keeps_what_others_did():
-    @shard.handler(message=int, store=shard.RocksStore[str, int], name="d", on_error="skip")
+    @shard.handler(message=list, store=shard.RocksStore[str, int], name="d", on_error="skip")
     def defers(txn, number):
         if number == 2 and "1" in txn.store and "again" not in txn.store:
             txn.store["again"] = 1
@@ -238,6 +238,6 @@ def test_the_store_is_not_asked_to_undo_where_the_shard_fails_on_errors():
             next(self.begun)
             super().begin_record()
 
-    made = shard.handler(message=int, store=Counting, name="plain")(lambda txn, number: None)
+    made = shard.handler(message=list, store=Counting, name="plain")(lambda txn, number: None)
     run_handler(made, range(10))
     assert next(Counting.begun) == 0

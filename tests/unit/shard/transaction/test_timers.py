@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gazette_sdk import mapping, shard
+from gazette_sdk import JsonMessage, mapping, shard
 from gazette_sdk.errors import ClosedError, ConfigurationError, ValidationError
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.shard.stores.codec import any_key
@@ -185,7 +185,7 @@ def test_a_timer_that_is_moved_with_each_message_costs_no_memory(new_store):
 def quiet(store=shard.JsonStore):
     """An application that notes who was quiet for 300 s."""
 
-    @shard.handler(message=str, store=store, name="quiet")
+    @shard.handler(message=list, store=store, name="quiet")
     def rides(txn: shard.Transaction, driver: str) -> None:
         txn.timers.set(driver, after_s=300)
 
@@ -206,7 +206,7 @@ def test_a_timer_fires_at_its_time_and_is_moved_by_a_second_call():
 
 
 def test_coroutine_functions_have_timers_too():
-    @shard.handler(message=str, store=shard.JsonStore, name="ticks")
+    @shard.handler(message=list, store=shard.JsonStore, name="ticks")
     async def ticks(txn: shard.Transaction, name: str) -> None:
         txn.timers.set(name, after_s=10)
 
@@ -220,7 +220,7 @@ def test_coroutine_functions_have_timers_too():
 
 def test_a_class_has_on_timer():
     class Reminders(shard.Application):
-        message, store, name = str, shard.RocksStore[str, float], "reminders"
+        message, store, name = list, shard.RocksStore[str, float], "reminders"
 
         def consume(self, txn, message):
             at = datetime.fromtimestamp(NOW + 60, timezone(timedelta(hours=2)))
@@ -234,7 +234,7 @@ def test_a_class_has_on_timer():
 
 
 def test_what_is_due_at_once_fires_in_the_next_transaction_in_order():
-    @shard.handler(message=int, store=shard.JsonStore, name="order")
+    @shard.handler(message=list, store=shard.JsonStore, name="order")
     def order(txn: shard.Transaction, number: int) -> None:
         txn.store.state.setdefault("seen", []).append(number)
         if number == 1:
@@ -252,7 +252,7 @@ def test_what_is_due_at_once_fires_in_the_next_transaction_in_order():
 def test_a_record_that_is_skipped_sets_no_timer_and_what_fired_fires_again():
     calls = []
 
-    @shard.handler(message=int, store=shard.JsonStore, name="bad", on_error="skip")
+    @shard.handler(message=list, store=shard.JsonStore, name="bad", on_error="skip")
     def bad(txn: shard.Transaction, number: int) -> None:
         txn.timers.set(number, after_s=10)
         if number == 2:
@@ -277,7 +277,7 @@ def test_a_timer_that_raises_fails_the_shard_and_is_named():
 def test_a_message_may_be_deferred_after_a_timer(tmp_path):
     """Also the first one: its transaction is not empty."""
 
-    @shard.handler(message=int, store=shard.JsonStore, name="defers")
+    @shard.handler(message=list, store=shard.JsonStore, name="defers")
     def defers(txn: shard.Transaction, number: int) -> None:
         if txn.store.get("fired") == number:
             txn.defer()
@@ -351,7 +351,7 @@ def test_timers_without_a_function_are_refused_and_named_when_they_were_left(cap
     def sets(txn: shard.Transaction, message: str) -> None:
         txn.timers.set(message, after_s=1)
 
-    application = shard.handler(message=str, store=shard.JsonStore, name="none")(sets)
+    application = shard.handler(message=list, store=shard.JsonStore, name="none")(sets)
     with pytest.raises(Exception, match=r"decorate one with `@APPLICATION\.timer`") as caught:
         run_handler(application, ["a"])
     assert isinstance(caught.value.__cause__, ConfigurationError)
@@ -360,7 +360,7 @@ def test_timers_without_a_function_are_refused_and_named_when_they_were_left(cap
         def timers_after(self, row, limit):
             return [(1, b"\1a\0")]
 
-    application = shard.handler(message=str, store=Kept, name="left")(lambda txn, message: None)
+    application = shard.handler(message=list, store=Kept, name="left")(lambda txn, message: None)
     with caplog.at_level(logging.WARNING):
         run_handler(application, ["a"])
     assert "the store of memory has timers or windows which left does not declare" in caplog.text
@@ -371,7 +371,7 @@ def test_declarations_are_checked_where_they_stand():
         pass
 
     with pytest.raises(ConfigurationError, match="NoTimers does not keep"):
-        shard.handler(message=str, store=NoTimers, name="a")(lambda txn, message: None).timer(
+        shard.handler(message=list, store=NoTimers, name="a")(lambda txn, message: None).timer(
             lambda txn, timer: None
         )
     with pytest.raises(ConfigurationError, match=r"a timer.*\(txn, timer\)"):
@@ -389,7 +389,7 @@ def test_declarations_are_checked_where_they_stand():
 
 
 def quiet_of(function):
-    application = shard.handler(message=str, store=shard.JsonStore, name="a")(lambda txn, _: None)
+    application = shard.handler(message=list, store=shard.JsonStore, name="a")(lambda txn, _: None)
     try:
         return application.timer(function)
     finally:
@@ -399,7 +399,7 @@ def quiet_of(function):
 def test_timers_are_set_only_within_a_transaction():
     kept = []
 
-    @shard.handler(message=str, store=shard.JsonStore, name="outside")
+    @shard.handler(message=list, store=shard.JsonStore, name="outside")
     def outside(txn: shard.Transaction, message: str) -> None:
         kept.append(txn)
 
@@ -449,7 +449,7 @@ def test_the_document_of_timers_is_as_the_docs_say(tmp_path):
 
 
 @dataclass
-class Ride:
+class Ride(JsonMessage):
     zone: str
     at: float
     journal: str = ""

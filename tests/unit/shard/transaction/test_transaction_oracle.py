@@ -186,7 +186,7 @@ class Run:
         )
         self._messages, self._given = messages, given
         self._current: list[int] = []
-        application = shard.handler(message=int, store=shard.JsonStore)(self._handle)
+        application = shard.handler(message=list, store=shard.JsonStore)(self._handle)
         output = MemoryOutput()
         txn = Transaction(None, Store(), output)
         self.consumer = MessageConsumer(

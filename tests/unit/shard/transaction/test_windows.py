@@ -63,7 +63,7 @@ class MemoryStore:
 
     def open_timers(self): ...
 
-    def open_windows(self): ...
+    def open_rows(self): ...
 
     def timers_after(self, row, limit):
         rows = sorted((due, key) for key, due in self.timers.items())
@@ -72,13 +72,13 @@ class MemoryStore:
     def put_timers(self, changes):
         self.changes[0].update(changes)
 
-    def window(self, key):
+    def row(self, key):
         return self.rows.get(key)
 
-    def windows_of(self, prefix):
+    def rows_of(self, prefix):
         return sorted(row for row in self.rows.items() if row[0].startswith(prefix))
 
-    def put_windows(self, changes):
+    def put_rows(self, changes):
         self.changes[1].update(changes)
 
     def start_commit(self, checkpoint):
@@ -152,7 +152,8 @@ class Machine:
     def commit(self):
         self.windows.encode()
         self.timers.put()
-        self.windows.put()
+        if self.windows.changes:
+            self.store.put_rows(self.windows.changes)
         self.store.start_commit(Checkpoint(dict.fromkeys(self.journals, 1), times=self.times.times))
         self.timers.committed()
         self.windows.committed()
@@ -258,7 +259,7 @@ def test_each_window_closes_once_with_its_messages_whatever_is_aborted(
     machine.commit()
     assert machine.output == model.output
     assert machine.timers.next_event_us is None
-    assert not machine.store.windows_of(b"\x02")
+    assert not machine.store.rows_of(b"\x02")
 
 
 @settings(max_examples=300, deadline=None)
@@ -745,10 +746,10 @@ def test_functions_are_checked_where_they_stand():
 class KeepsTimers(MemoryStore):
     """A store that keeps timers alone."""
 
-    windows_of = None
+    rows_of = None
 
     def __getattribute__(self, name):
-        if name == "open_windows":
+        if name == "open_rows":
             raise AttributeError(name)
         return "Keepless" if name == "__name__" else super().__getattribute__(name)
 
@@ -838,7 +839,7 @@ def test_the_table_of_windows_is_made_for_applications_with_windows_alone(tmp_pa
     timers = Timers(store, lambda: None)
     timers.restore()
     with pytest.raises(ShardStoreError, match="gazette_"):
-        store.windows_of(b"\x00")
+        store.rows_of(b"\x00")
     Machine(lambda: store, Tumbling(5), ["a"])
-    assert store.windows_of(b"\x00") == []
+    assert store.rows_of(b"\x00") == []
     store.destroy()

@@ -1,0 +1,316 @@
+"""Tables: the newest message of each key of a topic, which is joined.
+
+A table is made of the messages of a topic, in the shard that reads the same partition of the topics
+of the handler. It is a part of the shard's state: rows of the store, which are committed with the
+rest. A row has the topic, shortened to a digest, and the key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar, overload
+
+import pydantic
+
+from gazette_sdk.errors import ConfigurationError, ShardStoreError, ValidationError
+from gazette_sdk.message.kinds import known_kind
+from gazette_sdk.shard.stores.base import (
+    TIMER_KEY_BYTES_MAX,
+    UNCOMMITTED_BYTES_MAX,
+    UNCOMMITTED_PUTS_MAX,
+    RowStore,
+)
+from gazette_sdk.shard.stores.codec import any_key, checked, value_codec
+from gazette_sdk.user_code import call
+
+V = TypeVar("V")
+D = TypeVar("D")
+
+_PREFIX = b"\xfe"  # the rows of windows begin with another byte
+_DIGEST_BYTES = 8
+_END = b"\x00"
+_MISSING: Any = object()
+
+
+class Table(Generic[V]):
+    """Declaration of a table.
+
+    Attributes:
+        topic: label selector of its journals.
+        key: returns the key of a message.
+        message: class of the messages.
+        removes: returns True for a message that removes its key.
+
+    Raises:
+        ConfigurationError: the key is no function, or objects of the class cannot be kept.
+    """
+
+    __slots__ = ("codec", "key", "message", "prefix", "removes", "topic")
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        key: Callable[[V], Any],
+        message: type[V],
+        removes: Callable[[V], bool] | None = None,
+    ) -> None:
+        if not callable(key) or not (removes is None or callable(removes)):
+            raise ConfigurationError(
+                f"the key of a table is a function, as attrgetter('driver'), and not {key!r}"
+                if not callable(key)
+                else f"`removes` of a table is a function of a message, and not {removes!r}"
+            )
+        check_message(f"the table of {topic}", message)
+        if issubclass(message, pydantic.BaseModel):
+            raise ConfigurationError(
+                f"{message.__qualname__} is a pydantic model, which cannot be kept in a table; use"
+                " a dataclass on JsonMessage, a msgspec Struct, a dict or a protobuf class"
+            )
+        self.topic = topic
+        self.key = key
+        self.message = message
+        self.removes = removes
+        self.codec = checked(value_codec(message))
+        digest = hashlib.blake2b(topic.encode(), digest_size=_DIGEST_BYTES).digest()
+        self.prefix = _PREFIX + digest
+
+    def __repr__(self) -> str:
+        return f"<table of {self.topic}>"
+
+    def row_of(self, key: Any) -> bytes:
+        """Return the key of a row.
+
+        Raises:
+            ValidationError: it cannot be the key of a table.
+        """
+        try:
+            row: bytes = self.prefix + any_key.encode(key) + _END
+        except (TypeError, OverflowError, UnicodeError) as error:
+            raise ValidationError(f"{key!r} cannot be a key of {self!r}: {error}") from error
+        if len(row) >= TIMER_KEY_BYTES_MAX:
+            raise ValidationError(
+                f"a key of {self!r}, {str(key)[:40]!r}…, has {len(row)} bytes; use one of less than"
+                f" {TIMER_KEY_BYTES_MAX - len(self.prefix) - 2} bytes"
+            )
+        return row
+
+    def decode(self, encoded: bytes) -> V:
+        """Return the message of a row.
+
+        Raises:
+            ShardStoreError: it is not of the declared class.
+        """
+        try:
+            found: V = self.codec.decode(encoded)
+        except Exception as error:
+            raise ShardStoreError(
+                f"a message in {self!r} is not of the declared class ({error}); declare the class"
+                " that wrote it"
+            ) from error
+        return found
+
+
+def table(
+    topic: str,
+    *,
+    key: Callable[[V], Any],
+    message: type[V],
+    removes: Callable[[V], bool] | None = None,
+) -> Table[V]:
+    """Return a table of the newest message of each key of a topic.
+
+    ::
+
+        drivers = shard.table("topic=drivers", key=attrgetter("driver"), message=Driver)
+
+        @shard.handler(
+            message=Ride, sources="topic=rides", tables=[drivers], store=shard.RocksStore
+        )
+        def rides(txn: shard.Transaction, ride: Ride) -> None:
+            driver = txn.table(drivers).get(ride.driver)
+
+    The topic is joined with the sources, as by ``shard.partitions``: it needs as many partitions,
+    by the same key.
+
+    Args:
+        topic: label selector of its journals.
+        key: returns the key of a message: a str, bytes, an int or a tuple of them.
+        message: class of the messages: a dataclass, a Struct, a dict or a protobuf class.
+        removes: returns True for a message that removes its key from the table.
+
+    Raises:
+        ConfigurationError: the key is no function, or objects of the class cannot be kept.
+    """
+    return Table(topic, key=key, message=message, removes=removes)
+
+
+def check_message(declarer: str, message: object) -> None:
+    """Refuse what is no class of messages.
+
+    Args:
+        declarer: what declares the class, for the error.
+        message: what is declared.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    declared: Any = message
+    try:
+        known_kind(declared)
+    except ValidationError as error:
+        raise ConfigurationError(f"{declarer}: message={message!r}: {error}") from error
+
+
+class _Rows(Protocol):
+    """Store, or view of one, as far as tables are read from it."""
+
+    def row(self, key: bytes) -> bytes | None:
+        """Return a row; None if there is none of the key."""
+
+
+class OpenTable(Generic[V]):
+    """Table of one shard: a mapping from keys to messages, for reading.
+
+    Args:
+        declared: the declaration.
+        rows: where it is read.
+        changes: rows that the open transaction has changed; None for those it has removed.
+
+    Attributes:
+        declared: the declaration.
+    """
+
+    __slots__ = ("_changes", "_rows", "declared")
+
+    def __init__(
+        self, declared: Table[V], rows: _Rows, changes: Mapping[bytes, bytes | None]
+    ) -> None:
+        self.declared = declared
+        self._rows = rows
+        self._changes = changes
+
+    @overload
+    def get(self, key: Any) -> V | None: ...
+    @overload
+    def get(self, key: Any, default: D) -> V | D: ...
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Return the newest message of a key, or ``default``.
+
+        Raises:
+            ValidationError: it cannot be a key of a table.
+            ShardStoreError: the store failed, or the message is not of the declared class.
+        """
+        row = self.declared.row_of(key)
+        encoded = self._changes.get(row, _MISSING)
+        if encoded is _MISSING:
+            encoded = self._rows.row(row)
+        return default if encoded is None else self.declared.decode(encoded)
+
+    def __getitem__(self, key: Any) -> V:
+        found: V = self.get(key, _MISSING)
+        if found is _MISSING:
+            raise KeyError(key)
+        return found
+
+    def __contains__(self, key: Any) -> bool:
+        return self.get(key, _MISSING) is not _MISSING
+
+
+class Tables:
+    """Tables of one shard, and their changes in the open transaction.
+
+    Args:
+        declared: the declarations.
+        store: the shard's store.
+        topics: topics of the shard's journals, as they are known.
+    """
+
+    def __init__(
+        self, declared: Sequence[Table[Any]], store: object, topics: Mapping[str, str]
+    ) -> None:
+        self._declared = {each.topic: each for each in declared}
+        self._given_store = store
+        self._topics = topics
+        self._open: dict[str, OpenTable[Any]] = {}
+        self._changes: dict[bytes, bytes | None] = {}
+        self._changed_bytes = 0
+
+    def restore(self) -> None:
+        """Begin with the rows of the store, which was just restored.
+
+        Raises:
+            ConfigurationError: the store keeps no tables.
+            ShardStoreError: the store failed.
+        """
+        store = self._given_store
+        if not isinstance(store, RowStore):
+            raise ConfigurationError(
+                f"{type(store).__name__} keeps no tables; use shard.RocksStore, shard.SqliteStore,"
+                " shard.JsonStore or shard.SqlStore, or define the methods of `RowStore`"
+            )
+        store.open_rows()
+        self._open = {
+            topic: OpenTable(declared, store, self._changes)
+            for topic, declared in self._declared.items()
+        }
+        self.committed()
+
+    def open(self, declared: Table[V]) -> OpenTable[V]:
+        """Return a table, for reading.
+
+        Raises:
+            ConfigurationError: the application does not declare it.
+        """
+        found = self._open.get(declared.topic)
+        if found is None or found.declared is not declared:
+            raise undeclared(declared)
+        return found
+
+    def of(self, journal: str) -> Table[Any] | None:
+        """Return the table that is made of a journal; None if none is."""
+        return self._declared.get(self._topics.get(journal, ""))
+
+    def put(self, declared: Table[Any], message: Any) -> None:
+        """Put a message into its table, or remove its key.
+
+        Raises:
+            ValidationError: its key cannot be the key of a table.
+            UnreadableStateError: it would not be read again as it is.
+            BaseException: that of the application's functions.
+        """
+        row = declared.row_of(call(declared.key, message))
+        value = None
+        if declared.removes is None or not call(declared.removes, message):
+            value = declared.codec.encode(message)
+        self._changes[row] = value
+        self._changed_bytes += len(row) + len(value or b"")
+
+    @property
+    def is_full(self) -> bool:
+        """The open transaction has ``UNCOMMITTED_PUTS_MAX`` changes, or so many bytes."""
+        return (
+            len(self._changes) >= UNCOMMITTED_PUTS_MAX
+            or self._changed_bytes >= UNCOMMITTED_BYTES_MAX
+        )
+
+    @property
+    def changes(self) -> Mapping[bytes, bytes | None]:
+        """Rows that the open transaction has changed; None removes one."""
+        return self._changes
+
+    def committed(self) -> None:
+        """Note that the store has committed the changes, or has dropped them."""
+        self._changes.clear()
+        self._changed_bytes = 0
+
+
+def undeclared(declared: Table[Any]) -> ConfigurationError:
+    """Return the error of a table that an application does not declare."""
+    return ConfigurationError(f"the application does not declare {declared!r}: add it to `tables=`")
+
+
+def open_view(declared: Table[V], view: Any) -> OpenTable[V]:
+    """Return a table as a view of a store has it, for queries."""
+    return OpenTable(declared, view, {})

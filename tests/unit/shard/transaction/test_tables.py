@@ -1,0 +1,305 @@
+"""Tables of the newest message of each key of a topic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import attrgetter
+
+import msgspec
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from examples.word_count.word_count_pb2 import NGramCount
+from gazette_sdk import JsonMessage, mapping, shard
+from gazette_sdk.errors import ConfigurationError, ShardStoreError, ValidationError
+from gazette_sdk.message.checkpoint import Checkpoint
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.labels import label_set
+from gazette_sdk.shard.application.endpoints import Query
+from gazette_sdk.shard.application.generator import generated
+from gazette_sdk.shard.transaction.failure import HandlerFailedError
+from gazette_sdk.shard.transaction.tables import Tables
+from gazette_sdk.testing import run_handler
+
+
+@dataclass
+class Driver(JsonMessage):
+    driver: str
+    car: str
+
+
+@dataclass
+class Ride(JsonMessage):
+    driver: str
+    number: int
+
+
+@dataclass
+class Trip(JsonMessage):
+    number: int
+    car: str
+
+
+STORES = {
+    "RocksStore": shard.RocksStore[str, int],
+    "JsonStore": shard.JsonStore,
+    "SqliteStore": shard.SqliteStore,
+    "SqlStore": lambda directory: shard.SqlStore(
+        f"sqlite:///{directory.parent}/{directory.name}.remote.sqlite", "a/shard"
+    ),
+}
+DRIVERS = shard.table(
+    "topic=drivers", key=attrgetter("driver"), message=Driver, removes=lambda each: not each.car
+)
+TO_TRIPS = mapping.direct("trips/part-000")
+
+
+def application(store=shard.JsonStore, *, tables=(DRIVERS,), **declared):
+    def consume(txn, ride):
+        driver = txn.table(DRIVERS).get(ride.driver)
+        assert (ride.driver in txn.table(DRIVERS)) == (driver is not None)
+        txn.publish(Trip(ride.number, driver.car if driver else "none"), mapping=TO_TRIPS)
+
+    given = {"message": Ride, "sources": "topic=rides", "name": "trips", **declared}
+    return shard.handler(store=store, tables=tables, **given)(consume)
+
+
+def expected(messages):
+    cars, trips = {}, []
+    for each in messages:
+        if isinstance(each, Driver):
+            cars[each.driver] = each.car
+        else:
+            trips.append(Trip(each.number, cars.get(each.driver) or "none"))
+    return trips
+
+
+NAMES = st.sampled_from(["ada", "bo", "a\0", ""])
+MESSAGES = st.lists(
+    st.builds(Ride, NAMES, st.integers(0, 99))
+    | st.builds(Driver, NAMES, st.sampled_from(["", "red", "blue"])),
+    max_size=30,
+)
+
+
+@given(MESSAGES, st.integers(1, 5))
+def test_rides_find_the_newest_message_of_their_driver(messages, batch_count):
+    found = run_handler(application(), messages, batch_count=batch_count)
+    assert found.published == expected(messages)
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_tables_are_kept_by_every_store(store):
+    messages = [
+        Ride("ada", 1),
+        Driver("ada", "red"),
+        Driver("bo", "blue"),
+        Ride("ada", 2),
+        Ride("bo", 3),
+        Driver("ada", ""),
+        Driver("bo", "green"),
+        Ride("ada", 4),
+        Ride("bo", 5),
+    ]
+    # Without reading the state at the end: two of the stores have none of their own here.
+    found = run_handler(
+        application(STORES[store]), messages, batch_count=1, read=lambda store: None
+    )
+    assert found.published == expected(messages)
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_table_is_as_it_was_committed_after_a_restart(store, tmp_path):
+    directory = tmp_path / "shard"
+    directory.mkdir()
+    topics = {"drivers/part-000": "topic=drivers"}
+
+    def opened():
+        made = STORES[store](directory)
+        made.restore()
+        tables = Tables([DRIVERS], made, topics)
+        tables.restore()
+        made.begin()
+        return made, tables
+
+    first, tables = opened()
+    for name, car in [("ada", "red"), ("bo", "blue"), ("ada", "green")]:
+        tables.put(DRIVERS, Driver(name, car))
+    assert tables.open(DRIVERS)["ada"] == Driver("ada", "green")
+    first.put_rows(tables.changes)
+    first.start_commit(Checkpoint({"drivers/part-000": 1}))
+    first.finish_commit()
+    tables.committed()
+    first.begin()
+    tables.put(DRIVERS, Driver("bo", ""))  # is not committed
+    assert tables.open(DRIVERS).get("bo") is None
+    with first.committed() as view:
+        query = Query(view, None, tables=[DRIVERS])
+        assert query.table(DRIVERS)["bo"] == Driver("bo", "blue")
+        assert query.table(DRIVERS).get("cy") is None
+    first.destroy()
+
+    second, tables = opened()
+    found = tables.open(DRIVERS)
+    assert (found["ada"], found["bo"]) == (Driver("ada", "green"), Driver("bo", "blue"))
+    with pytest.raises(KeyError, match="cy"):
+        found["cy"]
+    second.destroy()
+
+
+def test_what_a_failed_transaction_has_put_is_dropped():
+    """The record that fails aborts its transaction, which is run again without it."""
+
+    def consume(txn, ride):
+        if ride.number == 2:
+            txn.publish(Trip(2, "never"), mapping=TO_TRIPS)
+            raise ValueError("a mistake")
+        txn.publish(Trip(ride.number, txn.table(DRIVERS)["ada"].car), mapping=TO_TRIPS)
+
+    made = shard.handler(
+        message=Ride,
+        sources="topic=rides",
+        tables=[DRIVERS],
+        store=shard.JsonStore,
+        name="skips",
+        on_error="skip",
+    )(consume)
+    messages = [Driver("ada", "red"), Ride("ada", 1), Driver("ada", "blue"), Ride("ada", 2)]
+    found = run_handler(made, [*messages, Ride("ada", 3)])
+    assert found.published == [Trip(1, "red"), Trip(3, "blue")]
+
+
+def test_coroutine_functions_read_tables():
+    async def consume(txn, ride):
+        txn.publish(Trip(ride.number, txn.table(DRIVERS)[ride.driver].car), mapping=TO_TRIPS)
+
+    made = shard.handler(
+        message=Ride,
+        sources="topic=rides",
+        tables=[DRIVERS],
+        store=shard.JsonStore,
+        name="coroutines",
+    )(consume)
+    found = run_handler(made, [Driver("ada", "red"), Ride("ada", 1)])
+    assert found.published == [Trip(1, "red")]
+
+
+def test_messages_of_a_table_have_no_event_time():
+    """They have no function of it, and a table that is never written to holds nothing up."""
+    seen = []
+
+    def consume(txn, ride):
+        seen.append(txn.watermark)
+
+    made = shard.handler(
+        message=Ride,
+        sources="topic=rides",
+        tables=[DRIVERS],
+        store=shard.JsonStore,
+        name="times",
+        event_time=attrgetter("number"),
+        idle_s=None,
+    )(consume)
+    run_handler(made, [Ride("ada", 10), Driver("ada", "red"), Ride("ada", 20), Ride("ada", 30)])
+    assert seen == [None, 10.0, 20.0]
+
+
+@pytest.mark.parametrize(
+    ("key", "error"),
+    [
+        (lambda _: 1.5, "1.5 cannot be a key of <table of topic=drivers>"),
+        (lambda _: "x" * 600, "use one of less than"),
+        (lambda _: next(iter(())), "StopIteration"),
+    ],
+)
+def test_a_message_without_a_usable_key_is_a_record_that_fails(key, error):
+    bad = shard.table("topic=drivers", key=key, message=Driver)
+    made = application(tables=[bad])
+    with pytest.raises(HandlerFailedError, match=error) as caught:
+        run_handler(made, [Driver("ada", "red")])
+    assert caught.value.journal == "memory/1/part-000"
+    skipping = application(tables=[bad], on_error="skip")
+    run_handler(skipping, [Driver("ada", "red")])
+
+
+def test_another_class_than_the_one_that_wrote_a_table_is_an_error():
+    class Car(msgspec.Struct):
+        number: int
+
+    encoded = DRIVERS.codec.encode(Driver("ada", "red"))
+    other = shard.table("topic=drivers", key=attrgetter("driver"), message=Car)
+    with pytest.raises(ShardStoreError, match="declare the class that wrote it"):
+        other.decode(encoded)
+
+
+def test_protobuf_messages_and_dicts_are_kept():
+    counts = shard.table("topic=counts", key=attrgetter("n_gram"), message=NGramCount)
+    count = NGramCount(n_gram="a b", count=2)
+    assert counts.decode(counts.codec.encode(count)) == count
+    dicts = shard.table("topic=dicts", key=lambda each: each["key"], message=dict)
+    assert dicts.decode(dicts.codec.encode({"key": 1})) == {"key": 1}
+
+
+class Model(pydantic.BaseModel):
+    driver: str
+
+
+@pytest.mark.parametrize(
+    ("declared", "error"),
+    [
+        ({"key": "driver", "message": Driver}, "the key of a table is a function"),
+        ({"key": len, "message": Driver, "removes": True}, "`removes` of a table is a function"),
+        ({"key": len, "message": Model}, "cannot be kept in a table"),
+        ({"key": len, "message": int}, "int can carry no message UUID"),
+    ],
+)
+def test_what_is_no_table_is_refused_where_it_is_declared(declared, error):
+    with pytest.raises(ConfigurationError, match=error):
+        shard.table("topic=drivers", **declared)
+
+
+@pytest.mark.parametrize(
+    ("declared", "error"),
+    [
+        ({"tables": DRIVERS}, "use tables="),
+        ({"tables": ["topic=drivers"]}, "use tables="),
+        ({"tables": [DRIVERS, DRIVERS]}, "several different topics"),
+        ({"tables": [DRIVERS], "sources": "topic=drivers"}, "several different topics"),
+        ({"tables": [DRIVERS], "sources": None}, "has tables, which are joined with topics"),
+        ({"tables": [DRIVERS], "sources": ["rides/one"]}, "has tables, which are joined with"),
+        ({"tables": [DRIVERS], "store": type("Store", (), {})}, "has tables, which Store does not"),
+    ],
+)
+def test_an_application_whose_tables_cannot_be_joined_is_refused(declared, error):
+    with pytest.raises(ConfigurationError, match=error):
+        application(**declared)
+
+
+def test_a_table_that_is_not_declared_is_an_error():
+    with pytest.raises(HandlerFailedError, match=r"does not declare <table of topic=drivers>"):
+        run_handler(application(tables=()), [Ride("ada", 1)])
+    with pytest.raises(ConfigurationError, match="add it to `tables=`"):
+        Query(None, None).table(DRIVERS)
+
+
+def test_the_shard_of_a_partition_reads_that_of_its_tables():
+    made = application(sources=shard.partitions("topic=rides", "topic=zones"))
+    topics = [
+        [pb.JournalSpec(name=f"{name}/part-000", labels=label_set(topic=name))]
+        for name in ("rides", "zones", "drivers")
+    ]
+    [spec] = generated(made, topics).shards
+    assert spec.id == "trips/rides/part-000"
+    handle = shard.Shard(spec.id, spec, None, spec.id)
+    assert handle.journals == ("drivers/part-000", "rides/part-000", "zones/part-000")
+    assert handle.labels("app.gazette.dev/table") == ("drivers/part-000",)
+    assert [made.new_message(topic[0]) for topic in topics] == [Ride, Ride, Driver]
+
+
+def test_keys_of_a_table_are_of_several_types():
+    rows = {DRIVERS.row_of(key) for key in ["1", b"1", 1, ("1",), ("1", 1), ("1", "1")]}
+    assert len(rows) == 6
+    with pytest.raises(ValidationError, match="cannot be a key"):
+        DRIVERS.row_of(None)
