@@ -152,9 +152,10 @@ def _other_partitions(
     shard: str, read: Collection[str], wanted: Sequence[str]
 ) -> ConfigurationError:
     return ConfigurationError(
-        f"the shard {shard} reads {shown(sorted(read))}, and {shown(wanted)} have one number now:"
-        " journals whose names sort between others change the numbers of these. Delete the new"
-        " journals, or give them names that sort last; or delete the application's shards"
+        f"the shard {shard} reads {shown(sorted(read))}, and is to read {shown(sorted(wanted))}:"
+        " the application's topics have changed, or journals whose names sort between others have"
+        " changed the numbers of these. Change that back; or delete the application's shards with"
+        " their recovery logs, so that they begin from nothing"
     )
 
 

@@ -33,6 +33,7 @@ from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import Compare, Put
 from gazette_sdk.errors import (
     CallError,
+    ConfigurationError,
     EtcdError,
     EtcdUnavailableError,
     GazetteError,
@@ -45,7 +46,13 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import recoverylog_pb2 as rpb
 from gazette_sdk.protocol.durations import to_seconds
-from gazette_sdk.protocol.labels import CONTENT_TYPE, RECOVERY_LOG, value_of
+from gazette_sdk.protocol.labels import (
+    CONTENT_TYPE,
+    RECOVERY_LOG,
+    TABLE,
+    value_of,
+    values_of,
+)
 from gazette_sdk.protocol.shard_spec import (
     recovery_log,
     reduce_status,
@@ -534,8 +541,18 @@ class LocalShard:
     def _new_input(self, topics: dict[str, str], checkpoint: Checkpoint) -> SourceInput:
         spec, application = self.spec, self._parts.application
 
+        of_tables = values_of(spec.labels, TABLE)
+
         def message_of(journal: pb.JournalSpec) -> type[Any]:
-            topics[journal.name] = source_of(application.all_sources, journal)
+            topic = topics[journal.name] = source_of(application.all_sources, journal)
+            is_of_table = any(each.topic == topic for each in application.tables)
+            if is_of_table != (journal.name in of_tables):
+                raise ConfigurationError(
+                    f"{spec.id} reads {journal.name}, {'not ' * is_of_table}for a table, and the"
+                    f" application declares {application.tables!r}: its `tables=` has changed."
+                    " Change it back; or delete the shard with its recovery log, so that it begins"
+                    " from nothing"
+                )
             return call(application.new_message, journal)
 
         return SourceInput(

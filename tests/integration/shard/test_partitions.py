@@ -152,3 +152,25 @@ def test_a_table_is_joined_and_queried_whichever_process_is_killed(gazette):
             url = f"{process.address}/cars/driver-3"
             with urllib.request.urlopen(url, timeout=30) as answer:
                 assert json.loads(answer.read()) == {"car": "blue car of driver-3"}
+
+
+def test_a_shard_whose_application_has_lost_its_table_fails_and_says_so(gazette):
+    create_journals(gazette.transport)
+    publish_cars(gazette.transport, "red")
+    publish_rides(gazette.transport, [1])
+    connection = {"transport": gazette.transport, "etcd": gazette.etcd_endpoint}
+    with shard.EmbeddedConsumer(ride_join.by_table, **connection) as consumer:
+        wait_for(lambda: len(published(gazette.transport)) == len(DRIVERS))
+    without = shard.handler(
+        message=Ride,
+        sources=ride_join.RIDES,
+        store=shard.RocksStore[str, int],
+        name=ride_join.by_table.name,
+    )(lambda txn, ride: None)
+    with shard.EmbeddedConsumer(without, **connection) as consumer:
+
+        def failures():
+            found = [status.errors for each in consumer.list_shards() for status in each.status]
+            return " ".join(text for errors in found for text in errors)
+
+        wait_for(lambda: "its `tables=` has changed" in failures())
