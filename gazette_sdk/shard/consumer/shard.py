@@ -33,15 +33,12 @@ from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import Compare, Put
 from gazette_sdk.errors import (
     CallError,
-    ConfigurationError,
     EtcdError,
     EtcdUnavailableError,
     GazetteError,
     UnauthenticatedError,
 )
 from gazette_sdk.journals.changes import list_named
-from gazette_sdk.message.checkpoint import Checkpoint
-from gazette_sdk.message.sequencer import RING_SIZE
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import recoverylog_pb2 as rpb
@@ -49,9 +46,7 @@ from gazette_sdk.protocol.durations import to_seconds
 from gazette_sdk.protocol.labels import (
     CONTENT_TYPE,
     RECOVERY_LOG,
-    TABLE,
     value_of,
-    values_of,
 )
 from gazette_sdk.protocol.shard_spec import (
     recovery_log,
@@ -59,7 +54,6 @@ from gazette_sdk.protocol.shard_spec import (
 )
 from gazette_sdk.retries import Outage, delay_s, retrying
 from gazette_sdk.shard.application.application import Application
-from gazette_sdk.shard.application.sources import source_of
 from gazette_sdk.shard.consumer.hints import load_hints, store_recorded_hints, store_recovered_hints
 from gazette_sdk.shard.consumer.lifecycle import Effect, Input, Lifecycle, State
 from gazette_sdk.shard.recovery import hints as fsm_hints
@@ -68,14 +62,13 @@ from gazette_sdk.shard.recovery.player import Playback, Recovered
 from gazette_sdk.shard.recovery.recorder import HINTS_PAUSE_S, HintsSchedule, Recorder
 from gazette_sdk.shard.transaction.consume import OnStep
 from gazette_sdk.shard.transaction.failure import error_of_code
-from gazette_sdk.shard.transaction.input import Input as SourceInput
+from gazette_sdk.shard.transaction.input import ShardInputs
 from gazette_sdk.shard.transaction.runner import Runner
 from gazette_sdk.shard.transaction.transaction import Output, Shard
 from gazette_sdk.transport.append.appender import AppendService
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.user_code import (
     acontained,
-    call,
     described,
     encodable,
     exit_within,
@@ -512,13 +505,14 @@ class LocalShard:
             self._hints_writer = HintsWriter(recorder, self._store_hints)
             closing.push_async_callback(self._hints_writer.aclose)
         spec = self.spec  # of now: `update` does not change a runner that is not made yet
+        inputs = ShardInputs(application, parts.transport, handle.topics)
         runner = self._runner = Runner(
             application,
             handle,
             self.store,
             recorder=recorder,
             log=log,
-            new_input=partial(self._new_input, handle.topics),
+            new_input=lambda checkpoint: inputs.open(self.spec, checkpoint),
             output=Output(parts.transport),
             workers=parts.workers,
             min_txn_s=to_seconds(spec.min_txn_duration),
@@ -537,32 +531,6 @@ class LocalShard:
 
     def _make_directory(self) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-    def _new_input(self, topics: dict[str, str], checkpoint: Checkpoint) -> SourceInput:
-        spec, application = self.spec, self._parts.application
-
-        of_tables = values_of(spec.labels, TABLE)
-
-        def message_of(journal: pb.JournalSpec) -> type[Any]:
-            topic = topics[journal.name] = source_of(application.all_sources, journal)
-            is_of_table = any(each.topic == topic for each in application.tables)
-            if is_of_table != (journal.name in of_tables):
-                raise ConfigurationError(
-                    f"{spec.id} reads {journal.name}, {'not ' * is_of_table}for a table, and the"
-                    f" application declares {application.tables!r}: its `tables=` has changed."
-                    " Change it back; or delete the shard with its recovery log, so that it begins"
-                    " from nothing"
-                )
-            return call(application.new_message, journal)
-
-        return SourceInput(
-            self._parts.transport,
-            {source.journal: source.min_offset for source in spec.sources},
-            checkpoint,
-            message_of,
-            acknowledgements=application.reads_acks,
-            ring_size=spec.ring_buffer_size or RING_SIZE,
-        )
 
     def _completed(self) -> None:
         """Store hints if they are due, between two transactions."""

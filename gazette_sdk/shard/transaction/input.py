@@ -9,7 +9,8 @@ shard section 7).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 from gazette_sdk.errors import ConfigurationError, GazetteError
@@ -20,7 +21,11 @@ from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.fetcher import Opened, Plan
 from gazette_sdk.message.sequencer import RING_SIZE, Sequencer
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol import consumer_pb2 as cpb
+from gazette_sdk.protocol.labels import TABLE, values_of
 from gazette_sdk.protocol.names import strip_meta, validate_journal
+from gazette_sdk.shard.application.application import Application
+from gazette_sdk.shard.application.sources import source_of
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.journal_reader import read_metadata
 from gazette_sdk.user_code import call
@@ -48,6 +53,7 @@ class Input:
     Attributes:
         on_undecodable: called by :meth:`poll` with the error of content that is no message, once
             all messages before it are processed: it is passed over. None: `poll` raises the error.
+        is_read_through: `poll` has returned all messages, up to the ends of the sources.
 
     Raises:
         ConfigurationError: there is no source.
@@ -92,6 +98,7 @@ class Input:
             ring_size, ring_bytes_max=RING_BYTES_MAX, checkpoint=restored
         )
         self.on_undecodable: Callable[[GazetteError], object] | None = None
+        self.is_read_through = False
         self._has_passed_over = False
         self._delivery = ListDelivery(sequencer, acknowledgements=acknowledgements)
         self._reader: BatchReader[Envelope[Any]] = BatchReader(
@@ -138,6 +145,7 @@ class Input:
                 return batch
             if self._has_passed_over:
                 return []
+        self.is_read_through = self._reader.has_ended
         return None
 
     def _pass_over(self, error: GazetteError) -> None:
@@ -197,3 +205,77 @@ def _decoders(message: MessageType) -> Callable[[Opened], JournalDecoder[Any]]:
         return journal_decoder(call(message, spec), opened, sequenced=True)
 
     return new_decoder
+
+
+class ShardInputs:
+    """Inputs of one primary run of a shard: of tables that are read first, then of all sources.
+
+    Args:
+        application: declares topics and tables.
+        transport: how to reach the journals.
+        topics: is told the topic of each journal that is opened.
+    """
+
+    def __init__(
+        self, application: Application[Any, Any], transport: Transport, topics: dict[str, str]
+    ) -> None:
+        self._application = application
+        self._transport = transport
+        self._topics = topics
+        self._of_tables: Input | None = None
+
+    def open(self, spec: cpb.ShardSpec, checkpoint: Checkpoint) -> Input:
+        """Open an input that reads on after a checkpoint.
+
+        That of tables ends; the caller opens another one then, as after any end.
+
+        Args:
+            spec: of the shard.
+            checkpoint: position to continue from.
+        """
+        sources = {source.journal: source.min_offset for source in spec.sources}
+        of_tables = set(values_of(spec.labels, TABLE))
+        reads_tables_first = not self._has_read(of_tables, checkpoint)
+        if reads_tables_first:
+            sources = {journal: sources[journal] for journal in sources if journal in of_tables}
+        opened = Input(
+            self._transport,
+            sources,
+            checkpoint,
+            partial(self._message_of, spec.id, of_tables),
+            acknowledgements=self._application.reads_acks,
+            ring_size=spec.ring_buffer_size or RING_SIZE,
+            follows=not reads_tables_first,
+        )
+        if reads_tables_first:
+            self._of_tables = opened
+        return opened
+
+    def _has_read(self, journals: Collection[str], checkpoint: Checkpoint) -> bool:
+        """Return True if tables need not be read first, or a checkpoint is at the ends of them."""
+        if not journals or not any(table.bootstrap for table in self._application.tables):
+            return True
+        if self._of_tables is None or not self._of_tables.is_read_through:
+            return False
+        passed = self._of_tables.passed()  # the last transaction may have been aborted
+        return all(checkpoint.offsets.get(each, 0) >= passed.get(each, 0) for each in journals)
+
+    def _message_of(
+        self, shard: str, of_tables: Collection[str], journal: pb.JournalSpec
+    ) -> type[Any]:
+        """Return the class of a journal's messages, and note its topic.
+
+        Raises:
+            ConfigurationError: it is of no topic; or of a table, which the shard does not know of.
+        """
+        application = self._application
+        topic = self._topics[journal.name] = source_of(application.all_sources, journal)
+        is_of_table = any(table.topic == topic for table in application.tables)
+        if is_of_table != (journal.name in of_tables):
+            raise ConfigurationError(
+                f"{shard} reads {journal.name}, {'not ' * is_of_table}for a table, and the"
+                f" application declares {application.tables!r}: its `tables=` has changed. Change"
+                " it back; or delete the shard with its recovery log, so that it begins from"
+                " nothing"
+            )
+        return call(application.new_message, journal)

@@ -41,12 +41,13 @@ class Table(Generic[V]):
         key: returns the key of a message.
         message: class of the messages.
         removes: returns True for a message that removes its key.
+        bootstrap: read the table through before the first message of the sources.
 
     Raises:
         ConfigurationError: the key is no function, or objects of the class cannot be kept.
     """
 
-    __slots__ = ("codec", "key", "message", "prefix", "removes", "topic")
+    __slots__ = ("bootstrap", "codec", "key", "message", "prefix", "removes", "topic")
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class Table(Generic[V]):
         key: Callable[[V], Any],
         message: type[V],
         removes: Callable[[V], bool] | None = None,
+        bootstrap: bool = False,
     ) -> None:
         if not callable(key) or not (removes is None or callable(removes)):
             raise ConfigurationError(
@@ -72,6 +74,7 @@ class Table(Generic[V]):
         self.key = key
         self.message = message
         self.removes = removes
+        self.bootstrap = bootstrap
         self.codec = checked(value_codec(message))
         digest = hashlib.blake2b(topic.encode(), digest_size=_DIGEST_BYTES).digest()
         self.prefix = _PREFIX + digest
@@ -118,6 +121,7 @@ def table(
     key: Callable[[V], Any],
     message: type[V],
     removes: Callable[[V], bool] | None = None,
+    bootstrap: bool = False,
 ) -> Table[V]:
     """Return a table of the newest message of each key of a topic.
 
@@ -139,11 +143,13 @@ def table(
         key: returns the key of a message: a str, bytes, an int or a tuple of them.
         message: class of the messages: a dataclass, a Struct, a dict or a protobuf class.
         removes: returns True for a message that removes its key from the table.
+        bootstrap: where a shard starts, read the tables of its application through, up to what
+            there is by then, before the first message of the sources.
 
     Raises:
         ConfigurationError: the key is no function, or objects of the class cannot be kept.
     """
-    return Table(topic, key=key, message=message, removes=removes)
+    return Table(topic, key=key, message=message, removes=removes, bootstrap=bootstrap)
 
 
 def check_message(declarer: str, message: object) -> None:

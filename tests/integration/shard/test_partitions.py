@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import urllib.request
+from operator import attrgetter
 
 import pytest
 
@@ -13,7 +14,7 @@ from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.testing import CommitStep
 from gazette_sdk.testing.shards import run_shards
 from support import ride_join
-from support.ride_join import Driver, Ride, create_journals, joined, published
+from support.ride_join import Driver, Joined, Ride, create_journals, joined, published
 
 DRIVERS = [f"driver-{number}" for number in range(8)]
 
@@ -174,3 +175,44 @@ def test_a_shard_whose_application_has_lost_its_table_fails_and_says_so(gazette)
             return " ".join(text for errors in found for text in errors)
 
         wait_for(lambda: "its `tables=` has changed" in failures())
+
+
+@pytest.mark.parametrize("has_drivers", [True, False])
+def test_a_table_is_read_through_before_the_first_message(gazette, has_drivers):
+    """Also one whose journals are empty. Later both are read as they are written."""
+    create_journals(gazette.transport)
+    publish_rides(gazette.transport, range(200))
+    if has_drivers:
+        publish(
+            gazette.transport,
+            [Driver(name, f"car {number}") for number in range(300) for name in DRIVERS],
+            ride_join.TO_DRIVERS,
+        )
+    cars = shard.table(ride_join.DRIVERS, key=attrgetter("driver"), message=Driver, bootstrap=True)
+
+    def consume(txn, ride):
+        driver = txn.table(cars).get(ride.driver)
+        found = Joined(ride.driver, ride.number, driver.car if driver else "none", 0)
+        txn.publish(found, mapping=ride_join.TO_JOINED)
+
+    application = shard.handler(
+        message=Ride,
+        sources=ride_join.RIDES,
+        tables=[cars],
+        store=shard.RocksStore,
+        name="bootstrapped",
+        max_txn_s=0.02,  # several transactions
+    )(consume)
+    with shard.EmbeddedConsumer(
+        application, transport=gazette.transport, etcd=gazette.etcd_endpoint
+    ) as consumer:
+        consumer.wait_caught_up(timeout_s=30)
+        found = published(gazette.transport)
+        assert len(found) == 200 * len(DRIVERS)
+        assert {each.car for each in found} == {"car 299" if has_drivers else "none"}
+        publish_cars(gazette.transport, "blue")
+        consumer.wait_caught_up(timeout_s=30)
+        publish_rides(gazette.transport, [200])
+        consumer.wait_caught_up(timeout_s=30)
+        last = published(gazette.transport)[len(found) :]
+        assert sorted(each.car for each in last) == [f"blue car of {name}" for name in DRIVERS]
