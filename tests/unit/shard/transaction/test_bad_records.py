@@ -92,7 +92,8 @@ def application(store, *, on_error="fail", begins=None):
             elif step == "remove":
                 state.discard(key)
             elif step == "timer":
-                txn.timers.set(key, after_s=number)
+                # One that is due at once fires in the next transaction, wherever this one ends.
+                txn.timers.set(key, after_s=1 + number)
             elif step == "cancel":
                 txn.timers.cancel(key)
             elif step == "publish":
