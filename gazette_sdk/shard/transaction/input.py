@@ -213,7 +213,7 @@ class ShardInputs:
     Args:
         application: declares topics and tables.
         transport: how to reach the journals.
-        topics: is told the topic of each journal that is opened.
+        topics: gets the topic of each journal that is opened, by its name.
     """
 
     def __init__(
