@@ -88,7 +88,8 @@ async def run_together(*work: Coroutine[Any, Any, T]) -> list[T]:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-    for task in tasks:
+    failed = [task for task in tasks if not task.cancelled() and task.exception() is not None]
+    for task in failed:
         if task in done:
             task.result()
     return [task.result() for task in tasks]

@@ -351,12 +351,9 @@ def _journal_of(application: Application[Any, Any], shard: Shard) -> Callable[[A
 
     It raises a ConfigurationError if there is none.
     """
-    declared = application.message
-    if not isinstance(declared, Mapping) and not application.tables:
+    classes = application.classes
+    if not isinstance(application.message, Mapping) and not application.tables:
         return lambda _: JOURNAL
-    topics = topics_of(application.sources)
-    classes = dict(declared if isinstance(declared, Mapping) else dict.fromkeys(topics, declared))
-    classes |= {table.topic: table.message for table in application.tables}
     journals: dict[type[Any], str] = {}
     for journal, topic in shard.topics.items():
         journals.setdefault(classes[topic], journal)

@@ -36,11 +36,11 @@ from gazette_sdk.shard.application.generator import (
     ShardGenerator,
     existing_shards,
     generated,
+    list_topics,
 )
-from gazette_sdk.shard.application.sources import Partitions, selectors_of
+from gazette_sdk.shard.application.sources import JoinedTopics, selectors_of
 from gazette_sdk.shard.consumer.client import ShardClient, apply_in_batches, verify_references
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.listing import list_journals
 
 _log = logging.getLogger(__name__)
 
@@ -221,7 +221,7 @@ async def run_generate(invocation: Invocation) -> None:
     ):
         shards = _Shards(client, settings.format)
         if settings.dry_run:
-            listings = await _listings(transport, selectors)
+            listings = await list_topics(transport, selectors)
             wanted = generated(application, listings, await shards.existing())
             listed = [cpb.ListResponse.Shard(spec=spec) for spec in wanted.shards]
             sys.stdout.write(yaml_of(cpb.ListResponse(shards=listed)))
@@ -244,7 +244,7 @@ def _selectors(application: Application[Any, Any], given: str) -> Sequence[pb.La
         ConfigurationError: none is known.
         ValidationError: it is malformed.
     """
-    if given and isinstance(application.all_sources, Partitions):
+    if given and isinstance(application.all_sources, JoinedTopics):
         raise ConfigurationError(
             f"the application {application.full_name} reads {application.all_sources!r}; leave"
             " --sources out"
@@ -258,22 +258,13 @@ def _selectors(application: Application[Any, Any], given: str) -> Sequence[pb.La
     return selectors
 
 
-async def _listings(
-    transport: Transport, selectors: Sequence[pb.LabelSelector]
-) -> Sequence[Sequence[pb.JournalSpec]]:
-    return [
-        [each.spec for each in (await list_journals(transport, selector)).journals]
-        for selector in selectors
-    ]
-
-
 async def _generate(
     generator: ShardGenerator, transport: Transport, selectors: Sequence[pb.LabelSelector]
 ) -> None:
     """Create what is missing now."""
     for attempt in range(ATTEMPTS_MAX):
         try:
-            await generator.generate(await _listings(transport, selectors))
+            await generator.generate(await list_topics(transport, selectors))
         except EtcdTransactionFailedError:
             await pause(attempt)
         else:

@@ -17,7 +17,7 @@ from gazette_sdk.protocol.authorization import Capability
 from gazette_sdk.protocol.names import validate_journal, validate_token
 from gazette_sdk.shard.application.endpoints import Endpoint, Handler, Method
 from gazette_sdk.shard.application.sources import (
-    Partitions,
+    JoinedTopics,
     Sources,
     check_sources,
     source_of,
@@ -177,15 +177,9 @@ class Application(Generic[M, S]):
         Raises:
             ConfigurationError: it is of none of the application's topics.
         """
-        declared = self.message
-        if self.tables:
-            topic = source_of(self.all_sources, journal)
-            of_table = next((each.message for each in self.tables if each.topic == topic), None)
-            declared = declared if of_table is None else of_table
-        if isinstance(declared, AbstractMapping):
-            declared = declared[source_of(self.sources, journal)]
-        found: type[M] = declared
-        return found
+        classes = self.classes
+        found: type[M] = self.message
+        return classes[source_of(self.all_sources, journal)] if classes else found
 
     def begin(self, txn: Transaction[S]) -> Any:
         """Prepare a transaction, before its first message."""
@@ -310,7 +304,7 @@ class Application(Generic[M, S]):
 
     def _check_by(self, by: object) -> None:
         """Refuse a mapping by the names of journals, of partitions that are joined by number."""
-        if isinstance(self.all_sources, Partitions) and getattr(by, "is_by_names", False):
+        if isinstance(self.all_sources, JoinedTopics) and getattr(by, "is_by_names", False):
             raise ConfigurationError(
                 f"{self._place()[1]} joins partitions of one number, and this mapping chooses them"
                 " by their names: map messages and queries by `mapping.modulo`"
@@ -366,7 +360,18 @@ class Application(Generic[M, S]):
         """Its sources, with the topics of its tables."""
         if not self.tables:
             return self.sources
-        return Partitions([*topics_of(self.sources), *(each.topic for each in self.tables)])
+        return JoinedTopics([*topics_of(self.sources), *(each.topic for each in self.tables)])
+
+    @property
+    def classes(self) -> AbstractMapping[str, type[Any]]:
+        """Classes of messages by topic, also those of tables; empty if sources are no topics."""
+        declared = self.message
+        found = (
+            dict(declared)
+            if isinstance(declared, AbstractMapping)
+            else dict.fromkeys(topics_of(self.sources), declared)
+        )
+        return found | {table.topic: table.message for table in self.tables}
 
     def _place(self) -> tuple[str, str]:
         """Return the module and the qualified name of the application's code."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol.authorization import Capability
-from gazette_sdk.shard.transaction.tables import OpenTable, Table, open_view, undeclared
+from gazette_sdk.shard.transaction.tables import OpenTable, Table, undeclared
 from gazette_sdk.shard.transaction.windows import (
     Declared,
     Window,
@@ -73,7 +73,8 @@ class Query(Generic[S]):
         """
         if declared not in self.tables:
             raise undeclared(declared)
-        return open_view(declared, self.store)
+        view: Any = self.store
+        return OpenTable(declared, view, {})
 
     def windows(self, key: Any = None) -> list[Window[Any]]:
         """Return the open windows of a key, the earliest first. For reading.

@@ -44,7 +44,7 @@ from gazette_sdk.protocol.shard_spec import recovery_log, validate_shard_spec
 from gazette_sdk.retries import Outage, pause
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.application.sources import (
-    Partitions,
+    JoinedTopics,
     group_journals,
     names_of,
     shown,
@@ -53,7 +53,7 @@ from gazette_sdk.shard.application.sources import (
 from gazette_sdk.shard.transaction.metrics import UnreadMetric
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.journal_reader import read_metadata
-from gazette_sdk.transport.listing import WatchedList
+from gazette_sdk.transport.listing import WatchedList, list_journals
 
 LOG_PREFIX = "recovery"
 """Prefix of the names of recovery logs."""
@@ -96,6 +96,20 @@ def shard_id(application: str, journal: str) -> str:
         journal: name of the journal. Characters that ids lack are written as ``+`` and their code.
     """
     return f"{application}/{journal.translate(_ESCAPES)}"
+
+
+async def list_topics(
+    transport: Transport, selectors: Iterable[pb.LabelSelector]
+) -> list[list[pb.JournalSpec]]:
+    """Return the specs of the journals of each selector.
+
+    Raises:
+        GazetteError: they cannot be listed.
+    """
+    return [
+        [journal.spec for journal in (await list_journals(transport, selector)).journals]
+        for selector in selectors
+    ]
 
 
 def existing_shards(specs: Iterable[cpb.ShardSpec]) -> Mapping[str, Collection[str]]:
@@ -297,10 +311,10 @@ class ShardGenerator:
 
     async def _keep_up(self, listings: Sequence[Sequence[pb.JournalSpec]]) -> bool:
         """Create what is missing, while this process leads; return False to try again."""
-        if isinstance(self._application.all_sources, Partitions):
-            self.faults = generated(self._application, listings, await self._existing()).faults
         if not self._leads():
             self._unread.note({})
+            if isinstance(self._application.all_sources, JoinedTopics):
+                await self._wanted(listings)  # any process may be asked for the errors
             return True
         self._warn_without_journals(listings)
         try:
@@ -338,7 +352,7 @@ class ShardGenerator:
             ValidationError: the name of a journal is too long. All others have their shards.
             GazetteError: the creation failed.
         """
-        wanted = generated(self._application, listings, await self._existing())
+        wanted = await self._wanted(listings)
         logs = await list_named(self._transport, [log.name for log in wanted.logs])
         changes = [
             pb.ApplyRequest.Change(upsert=log, expect_mod_revision=0)
@@ -351,6 +365,13 @@ class ShardGenerator:
         self._unread.note({name: await self._head(name) for name in wanted.unread})
         if wanted.faults:
             raise wanted.faults[0]
+
+    async def _wanted(self, listings: Sequence[Sequence[pb.JournalSpec]]) -> Generated:
+        """Return what is missing, and note why partitions cannot be joined."""
+        wanted = generated(self._application, listings, await self._existing())
+        if isinstance(self._application.all_sources, JoinedTopics):
+            self.faults = wanted.faults
+        return wanted
 
     async def _head(self, journal: str) -> int:
         """Return the write head of a journal; 0 while it is not known."""

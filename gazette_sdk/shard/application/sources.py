@@ -30,7 +30,7 @@ SHOWN_MAX = 3
 """Journals that an error names."""
 
 
-class Partitions:
+class JoinedTopics:
     """Topics of which one shard reads the partitions of one number.
 
     Attributes:
@@ -62,11 +62,11 @@ class Partitions:
         return f"partitions({', '.join(map(repr, self.topics))})"
 
 
-Sources: TypeAlias = str | Sequence[str] | Partitions
+Sources: TypeAlias = str | Sequence[str] | JoinedTopics
 """Label selector of source journals, names of journals, or partitions of topics."""
 
 
-def partitions(*topics: str) -> Partitions:
+def partitions(*topics: str) -> JoinedTopics:
     """Return sources of which one shard reads the partitions of one number: a join.
 
     ::
@@ -88,7 +88,7 @@ def partitions(*topics: str) -> Partitions:
         ConfigurationError: these are not several different selectors.
         ValidationError: a selector is malformed.
     """
-    return Partitions(topics)
+    return JoinedTopics(topics)
 
 
 def check_sources(application: str, sources: object) -> None:
@@ -102,7 +102,7 @@ def check_sources(application: str, sources: object) -> None:
         ConfigurationError: they cannot be used.
         ValidationError: a selector is malformed.
     """
-    if sources is None or isinstance(sources, Partitions):
+    if sources is None or isinstance(sources, JoinedTopics):
         return
     if not isinstance(sources, str | Iterable):
         raise ConfigurationError(
@@ -125,7 +125,7 @@ def check_sources(application: str, sources: object) -> None:
 
 def topics_of(sources: Sources | None) -> tuple[str, ...]:
     """Return the label selectors of sources, as they are written; none of names of journals."""
-    if isinstance(sources, Partitions):
+    if isinstance(sources, JoinedTopics):
         return sources.topics
     return (sources,) if isinstance(sources, str) and _is_selector(sources) else ()
 
@@ -134,13 +134,13 @@ def names_of(sources: Sources | None) -> tuple[str, ...]:
     """Return the names of journals that are declared as sources; none if labels select them."""
     if sources is None or topics_of(sources):
         return ()
-    assert not isinstance(sources, Partitions)
+    assert not isinstance(sources, JoinedTopics)
     return (sources,) if isinstance(sources, str) else tuple(sources)
 
 
 def selectors_of(sources: Sources | None) -> tuple[pb.LabelSelector, ...]:
     """Return the selectors whose journals are listed: one for each topic, or one for all names."""
-    if isinstance(sources, Partitions):
+    if isinstance(sources, JoinedTopics):
         return sources.selectors
     if names := names_of(sources):
         labels = label_set((NAME, name) for name in sorted(set(names)))
@@ -154,7 +154,7 @@ def source_of(sources: Sources | None, journal: pb.JournalSpec) -> str:
     Raises:
         ConfigurationError: it is of none of several topics.
     """
-    if not isinstance(sources, Partitions):
+    if not isinstance(sources, JoinedTopics):
         return next(iter(topics_of(sources)), strip_meta(journal.name))
     for topic, selector in zip(sources.topics, sources.selectors, strict=True):
         if matches_journal(selector, journal):
@@ -186,7 +186,7 @@ def group_journals(sources: Sources | None, listings: Sequence[Iterable[pb.Journ
             read, are left out.
     """
     topics = [_partitions_of(listing) for listing in listings]
-    if not isinstance(sources, Partitions):
+    if not isinstance(sources, JoinedTopics):
         return Groups([[journal] for topic in topics for journal in topic])
     if not all(topics):
         return Groups([])

@@ -26,11 +26,11 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.shard.application.application import Application
+from gazette_sdk.shard.application.generator import list_topics
 from gazette_sdk.shard.application.sources import selectors_of
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.transport.append.append import append
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.listing import list_journals
 
 
 class State(Enum):
@@ -241,8 +241,8 @@ async def _heads(
             strip_meta(source.journal) for shard in listed.shards for source in shard.spec.sources
         ]
     else:
-        listings = [await list_journals(transport, selector) for selector in selectors]
-        names = [journal.spec.name for listing in listings for journal in listing.journals]
+        listings = await list_topics(transport, selectors)
+        names = [journal.name for listing in listings for journal in listing]
     heads = {}
     for name in names:
         response = await append(transport, pb.AppendRequest(journal=name), [])

@@ -42,8 +42,9 @@ from gazette_sdk.shard.application.generator import (
     ShardGenerator,
     existing_shards,
     generated,
+    list_topics,
 )
-from gazette_sdk.shard.application.sources import Partitions, group_journals, selectors_of
+from gazette_sdk.shard.application.sources import JoinedTopics, group_journals, selectors_of
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.config import ConsumerConfig
 from gazette_sdk.shard.consumer.endpoints import EndpointCalls, HttpEndpoints, Queries
@@ -55,7 +56,6 @@ from gazette_sdk.shard.recovery.prune import LogPruning, ShardHints
 from gazette_sdk.shard.transaction.consume import OnStep
 from gazette_sdk.shard.transaction.transaction import Process
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.listing import list_journals
 from gazette_sdk.user_code import contained, on_worker
 
 CONSUMERS_PREFIX = "/gazette/consumers"
@@ -295,24 +295,17 @@ class Consumer:
         Raises:
             ConfigurationError: they cannot be joined.
         """
-        if not isinstance(self.application.all_sources, Partitions) or self.keyspace.items():
+        if not isinstance(self.application.all_sources, JoinedTopics) or self.keyspace.items():
             return
         try:
             async with asyncio.timeout(LISTING_TIMEOUT_S):
-                listings = await self._source_journals()
+                selectors = selectors_of(self.application.all_sources)
+                listings = await list_topics(self._transport, selectors)
         except (GazetteError, TimeoutError) as error:
             _log.info("the source journals cannot be listed yet: %s", error or "no answer")
             return
         if fault := group_journals(self.application.all_sources, listings).fault:
             raise fault
-
-    async def _source_journals(self) -> Sequence[Sequence[pb.JournalSpec]]:
-        """Return the journals of each selector of the sources."""
-        found = []
-        for selector in selectors_of(self.application.all_sources):
-            listing = await list_journals(self._transport, selector)
-            found.append([journal.spec for journal in listing.journals])
-        return found
 
     def _leads(self) -> bool:
         """Return True if this process leads the allocator."""
@@ -343,8 +336,8 @@ class Consumer:
     async def _shard_templates(self, journals: Collection[str]) -> Mapping[str, cpb.ShardSpec]:
         """Return, by journal, the shards that the application gives to journals of its sources."""
         sources = self.application.all_sources
-        if isinstance(sources, Partitions):  # the numbers of journals are those of whole topics
-            listings = await self._source_journals()
+        if isinstance(sources, JoinedTopics):  # the numbers of journals are those of whole topics
+            listings = await list_topics(self._transport, selectors_of(sources))
         else:
             listed = await list_named(self._transport, sorted(journals))
             specs = [journal.spec for journal in listed.values()]

@@ -43,11 +43,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import recoverylog_pb2 as rpb
 from gazette_sdk.protocol.durations import to_seconds
-from gazette_sdk.protocol.labels import (
-    CONTENT_TYPE,
-    RECOVERY_LOG,
-    value_of,
-)
+from gazette_sdk.protocol.labels import CONTENT_TYPE, RECOVERY_LOG, value_of
 from gazette_sdk.protocol.shard_spec import (
     recovery_log,
     reduce_status,
@@ -67,14 +63,7 @@ from gazette_sdk.shard.transaction.runner import Runner
 from gazette_sdk.shard.transaction.transaction import Output, Shard
 from gazette_sdk.transport.append.appender import AppendService
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.user_code import (
-    acontained,
-    described,
-    encodable,
-    exit_within,
-    on_worker,
-    text_of,
-)
+from gazette_sdk.user_code import acontained, described, encodable, exit_within, on_worker, text_of
 
 _UP = Gauge(
     "gazette_shard_up", "Shards of this process by status; 1 for each.", ["shard", "status"]

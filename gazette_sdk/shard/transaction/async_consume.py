@@ -174,7 +174,7 @@ class AsyncConsumer:
         consumer.begin_record()
         try:
             if table is not None:
-                txn.put_into(table, envelope.message)
+                consumer.put_into(table, envelope.message)
                 return
             event_us = consumer.event_us(envelope)
             await consumer.application.consume(txn, envelope.message)

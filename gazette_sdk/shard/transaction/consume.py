@@ -410,6 +410,17 @@ class MessageConsumer:
         self.bad.leave_out(txn, txn.envelope, error)
         return True
 
+    def put_into(self, table: Table[Any], message: Any) -> None:
+        """Put a message into its table.
+
+        Raises:
+            ValidationError: its key cannot be the key of a table.
+            UnreadableStateError: it would not be read again as it is.
+            BaseException: that of the application's functions.
+        """
+        assert self._tables is not None, "there is a table"
+        self._tables.put(table, message)
+
     # ----------------------------------------------------------------- timers
 
     def restore_timers(self) -> None:
@@ -673,7 +684,7 @@ class MessageConsumer:
             self.begin_record()
         try:
             if table is not None:
-                txn.put_into(table, message)
+                self.put_into(table, message)
                 return
             event_us = self.event_us(envelope)
             self.application.consume(txn, message)

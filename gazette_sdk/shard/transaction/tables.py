@@ -315,8 +315,3 @@ class Tables:
 def undeclared(declared: Table[Any]) -> ConfigurationError:
     """Return the error of a table that an application does not declare."""
     return ConfigurationError(f"the application does not declare {declared!r}: add it to `tables=`")
-
-
-def open_view(declared: Table[V], view: Any) -> OpenTable[V]:
-    """Return a table as a view of a store has it, for queries."""
-    return OpenTable(declared, view, {})

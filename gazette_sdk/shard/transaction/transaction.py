@@ -436,17 +436,6 @@ class Transaction(Generic[S]):
             raise undeclared(declared)
         return self.all_tables.open(declared)
 
-    def put_into(self, declared: Table[Any], message: Any) -> None:
-        """Put a message into its table.
-
-        Raises:
-            ValidationError: its key cannot be the key of a table.
-            UnreadableStateError: it would not be read again as it is.
-            BaseException: that of the application's functions.
-        """
-        assert self.all_tables is not None, "there is a table"
-        self.all_tables.put(declared, message)
-
     @property
     def watermark(self) -> float | None:
         """Event time before which no message is expected, in Unix seconds; None if unknown."""

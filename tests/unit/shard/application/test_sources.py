@@ -11,7 +11,7 @@ from gazette_sdk.errors import ConfigurationError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import format_selector, label_set
 from gazette_sdk.shard.application.sources import (
-    Partitions,
+    JoinedTopics,
     check_sources,
     group_journals,
     names_of,
@@ -135,4 +135,4 @@ def test_the_source_of_a_journal_is_its_selector():
 
 def test_partitions_are_shown_as_they_are_declared():
     assert repr(JOINED) == "partitions('topic=rides', 'topic=drivers')"
-    assert isinstance(JOINED, Partitions)
+    assert isinstance(JOINED, JoinedTopics)

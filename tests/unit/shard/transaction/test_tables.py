@@ -22,18 +22,7 @@ from gazette_sdk.shard.application.generator import generated
 from gazette_sdk.shard.transaction.failure import HandlerFailedError
 from gazette_sdk.shard.transaction.tables import Tables
 from gazette_sdk.testing import run_handler
-
-
-@dataclass
-class Driver(JsonMessage):
-    driver: str
-    car: str
-
-
-@dataclass
-class Ride(JsonMessage):
-    driver: str
-    number: int
+from support.ride_join import Driver, Ride
 
 
 @dataclass
