@@ -49,7 +49,7 @@ FREEZE = Event(signal.SIGSTOP, TTL_S + 1.0, TTL_S + 3.0)  # measured: 5.1 s, a r
 DRAIN = Event(signal.SIGTERM, 0.5, 4.0)  # measured: 0.1 to 0.3 s
 
 
-@pytest.mark.parametrize("replication", [2, 3])
+@pytest.mark.parametrize("replication", [pytest.param(2, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("role", ["primary", "replica"])
 @pytest.mark.parametrize("event", [KILL, FREEZE, DRAIN], ids=["kill", "freeze", "drain"])
 def test_appends_stall_no_longer_than_the_bar(tmp_path, event, role, replication):

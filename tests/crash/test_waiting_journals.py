@@ -106,17 +106,15 @@ class Cluster:
         return done.stdout.decode()
 
     def create(self, *journals: str, replication: int) -> None:
-        specs = "\n---\n".join(
-            f"""
-name: {journal}
+        children = "".join(f"  - name: {journal}\n" for journal in sorted(journals))
+        specs = f"""
+name: a/
 replication: {replication}
 labels: [{{name: content-type, value: application/octet-stream}}]
 fragment: {{length: 1048576, compression_codec: NONE, stores: ["file:///"], refresh_interval: 1s}}
-"""
-            for journal in journals
-        )
-        for spec in specs.split("\n---\n"):
-            self.gazctl("journals", "apply", given=spec)
+children:
+{children}"""
+        self.gazctl("journals", "apply", given=specs)
 
     def append(self, journal: str, content: bytes) -> int:
         """Append once the journal takes it; return the offset. Nothing else may be answered."""

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
@@ -27,6 +28,12 @@ implicit_reexport = True
 ignore_missing_imports = True
 """
 
+UNTYPED = """
+allow_untyped_defs = True
+allow_incomplete_defs = True
+allow_untyped_calls = True
+"""
+
 PYRIGHT = {
     "typeCheckingMode": "standard",
     "pythonVersion": "3.11",
@@ -43,13 +50,13 @@ def is_test(block: Block) -> bool:
     return re.search(r"^(?:async )?def test_", block.text, re.MULTILINE) is not None
 
 
-def save(page: Path, directory: Path) -> tuple[Files, Files]:
+def save(page: Path, number: int, directory: Path) -> tuple[Files, Files]:
     """Save the programs of a page: the page as one module, with its lines, and each named one.
 
     Returns:
         The files of programs, and those of tests.
     """
-    modules = [directory / "page.py"]
+    modules = [directory / f"page_{number:02}.py"]
     tests: list[Path] = []
     lines: list[str] = []
     for block in blocks_of(page):
@@ -59,7 +66,7 @@ def save(page: Path, directory: Path) -> tuple[Files, Files]:
     for block in programs(page):
         text = block.text.splitlines()
         if is_test(block) or block.file_name:
-            path = directory / (block.file_name or f"test_line_{block.line}.py")
+            path = directory / (block.file_name or f"test_{number:02}_line_{block.line}.py")
             path.write_text("\n" * (block.line - 1) + block.text)
             (tests if is_test(block) else modules).append(path)
             text = [] if is_test(block) else [f"from {path.stem} import *"]
@@ -82,28 +89,62 @@ def run(directory: Path, module: str, *arguments: str) -> str:
 PAGES = [page for page in pages() if programs(page)]
 
 
+@dataclass
+class Group:
+    """Pages whose files have different names: the type checkers read them together.
+
+    Attributes:
+        directory: of the files.
+        pages: by page, its programs and its tests.
+    """
+
+    directory: Path
+    pages: dict[Path, tuple[Files, Files]] = field(default_factory=dict)
+
+
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, tuple[Path, Files, Files]]:
-    """By page, its directory, its programs and its tests."""
+def groups(tmp_path_factory: pytest.TempPathFactory) -> list[Group]:
+    """All pages, in as few groups as there are files of one name."""
     root = tmp_path_factory.mktemp("pages")
-    found = {}
+    found: list[Group] = []
+    taken: list[set[str]] = []
     for number, page in enumerate(PAGES):
-        directory = root / f"{number:02}_{page.stem.replace('-', '_')}"
-        directory.mkdir()
-        found[page] = (directory, *save(page, directory))
+        names = {block.file_name for block in blocks_of(page) if block.file_name}
+        at = next((at for at, others in enumerate(taken) if not names & others), len(taken))
+        if at == len(taken):
+            found.append(Group(root / f"group_{at}"))
+            found[at].directory.mkdir()
+            taken.append(set())
+        found[at].pages[page] = save(page, number, found[at].directory)
+        taken[at] |= names
     return found
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("mypy")
+def findings(groups: list[Group], tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
+    """Findings of mypy by page."""
+    cache = tmp_path_factory.mktemp("mypy")
+    found = {}
+    for group in groups:
+        modules = [path for programs, _ in group.pages.values() for path in programs]
+        tests = [path for _, tests in group.pages.values() for path in tests]
+        lines = mypy(group.directory, cache, modules, tests).splitlines()
+        known = {path.name for path in (*modules, *tests)}
+        assert all(line.split(":")[0] in known for line in lines if ": error:" in line), lines
+        for page, (of_page, tests_of_page) in group.pages.items():
+            names = {path.name for path in (*of_page, *tests_of_page)}
+            found[page] = "\n".join(line for line in lines if line.split(":")[0] in names)
+    return found
 
 
-def mypy(directory: Path, cache: Path, files: Files, *options: str) -> str:
-    """Findings of mypy; empty if nothing."""
-    (directory / "mypy.ini").write_text(MYPY)
-    names = [path.name for path in files]
-    return run(directory, "mypy", "--cache-dir", str(cache), *options, *names) if names else ""
+def mypy(directory: Path, cache: Path, modules: Files, tests: Files = ()) -> str:
+    """Findings of mypy; empty if nothing. Tests need no annotations: pytest gives arguments."""
+    text = MYPY
+    if tests:
+        text += f"\n[mypy-{','.join(path.stem for path in tests)}]\n{UNTYPED}"
+    (directory / "mypy.ini").write_text(text)
+    names = [path.name for path in (*modules, *tests)]
+    return run(directory, "mypy", "--cache-dir", str(cache), "--no-error-summary", *names)
 
 
 def pyright(root: Path, directories: Iterable[Path]) -> str:
@@ -115,24 +156,20 @@ def pyright(root: Path, directories: Iterable[Path]) -> str:
     return run(root, "basedpyright", "--pythonpath", sys.executable)
 
 
-@pytest.mark.timeout(300)  # mypy reads all modules of Spark, and of the rest
+@pytest.mark.timeout(300)  # the first one runs mypy, which reads all modules of Spark, too
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_programs_of_a_page_pass_mypy(page: Path, saved, cache: Path):
-    directory, modules, tests = saved[page]
-    assert mypy(directory, cache, modules) == ""
-    # Tests need no annotations: pytest gives their arguments.
-    untyped = ("--allow-untyped-defs", "--allow-incomplete-defs", "--allow-untyped-calls")
-    assert mypy(directory, cache, tests, *untyped) == ""
+def test_programs_of_a_page_pass_mypy(page: Path, findings: dict[Path, str]):
+    assert findings[page] == ""
 
 
-def test_programs_of_all_pages_pass_pyright(saved):
-    directories = [directory for directory, _, _ in saved.values()]
+def test_programs_of_all_pages_pass_pyright(groups: list[Group]):
+    directories = [group.directory for group in groups]
     assert pyright(directories[0].parent, directories) == ""
 
 
-def test_a_mistake_is_found(tmp_path: Path, cache: Path):
+def test_a_mistake_is_found(tmp_path: Path):
     (tmp_path / "one").mkdir()
     program = tmp_path / "one" / "page.py"
     program.write_text("from gazette_sdk import Reader\nreader = Reader(dict, 5)\n")
-    assert "page.py:2" in mypy(program.parent, cache, [program])
+    assert "page.py:2" in mypy(program.parent, tmp_path / "cache", [program])
     assert "page.py:2" in pyright(tmp_path, [program.parent])

@@ -40,7 +40,7 @@ BROKEN_BY = {
 """Promises that each planted bug breaks."""
 
 
-FIRST = {"trusted-clocks": 431}
+FIRST = {"late-listings": 260, "suspensions-unnoticed": 99, "trusted-clocks": 431}
 """First seed for a bug that takes long to be found: before it no seed of the thousand does."""
 
 
