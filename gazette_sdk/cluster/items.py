@@ -526,7 +526,7 @@ async def apply_items(
     changes: Sequence[ItemChange],
     *,
     compares: Iterable[Compare] = (),
-    puts: Iterable[Put] = (),
+    others: Iterable[Operation] = (),
 ) -> AppliedItems:
     """Apply changes of items, all or none, and wait until the mirror has them.
 
@@ -535,7 +535,7 @@ async def apply_items(
         keyspace: the mirror.
         changes: the changes.
         compares: further conditions.
-        puts: further keys to write.
+        others: further keys to write or to delete.
 
     Raises:
         EtcdError: Etcd failed, or refused.
@@ -552,7 +552,7 @@ async def apply_items(
         else Put(keyspace.item_key(change.item), change.value)
         for change in changes
     ]
-    operations += puts
+    operations += others
     try:
         result = await etcd.txn(dict.fromkeys(conditions), operations)
     except EtcdError as error:

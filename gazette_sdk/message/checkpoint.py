@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import dataclass, field
-from typing import NamedTuple, Self
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Self, TypeVar
 
 import google.protobuf.message
 
 from gazette_sdk.errors import DecodeError
 from gazette_sdk.message.uuid import PRODUCER_BYTES
 from gazette_sdk.protocol import consumer_pb2
+
+T = TypeVar("T")
 
 _MAGIC = b"\xa1\x06GZck"
 """Tag of the field 100, of the type fixed64, and the first half of its value."""
@@ -93,6 +96,7 @@ class Checkpoint:
         create_revisions: by journal, the Etcd revision at which it was created, where it is known.
             A journal of another create revision is another journal, of the same name.
         times: by journal, its times, of a shard with event time.
+        reset: name of the last reset of a shard that was applied; empty if there was none.
     """
 
     offsets: dict[str, int] = field(default_factory=dict)
@@ -100,13 +104,24 @@ class Checkpoint:
     ack_intents: dict[str, bytes] = field(default_factory=dict)
     create_revisions: dict[str, int] = field(default_factory=dict)
     times: dict[str, SourceTimes] = field(default_factory=dict)
+    reset: str = ""
+
+    def without(self, journals: Collection[str]) -> Self:
+        """Return a copy without positions in journals: they are read from their begin."""
+        return replace(
+            self,
+            offsets=_without(self.offsets, journals),
+            producers=[each for each in self.producers if each.journal not in journals],
+            create_revisions=_without(self.create_revisions, journals),
+            times=_without(self.times, journals),
+        )
 
     def to_bytes(self) -> bytes:
         """Return the stored form, with a checksum.
 
         Equal checkpoints with producers in one order have equal bytes.
         """
-        message = consumer_pb2.Checkpoint(ack_intents=self.ack_intents)
+        message = consumer_pb2.Checkpoint(ack_intents=self.ack_intents, reset=self.reset)
         sources = message.sources
         for journal, offset in self.offsets.items():
             sources[journal].read_through = offset
@@ -169,4 +184,9 @@ class Checkpoint:
             for name, source in sorted(message.sources.items())
             if source.watermark_us or source.published_us
         }
-        return cls(offsets, producers, dict(message.ack_intents), revisions, times)
+        intents = dict(message.ack_intents)
+        return cls(offsets, producers, intents, revisions, times, message.reset)
+
+
+def _without(values: Mapping[str, T], journals: Collection[str]) -> dict[str, T]:
+    return {journal: value for journal, value in values.items() if journal not in journals}

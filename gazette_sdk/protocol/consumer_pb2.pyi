@@ -95,7 +95,7 @@ class ReplicaStatus(_message.Message):
     def __init__(self, code: _Optional[_Union[ReplicaStatus.Code, str]] = ..., errors: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("sources", "ack_intents")
+    __slots__ = ("sources", "ack_intents", "reset")
     class Source(_message.Message):
         __slots__ = ("read_through", "producers", "create_revision", "watermark_us", "published_us")
         class ProducerEntry(_message.Message):
@@ -139,9 +139,11 @@ class Checkpoint(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     ACK_INTENTS_FIELD_NUMBER: _ClassVar[int]
+    RESET_FIELD_NUMBER: _ClassVar[int]
     sources: _containers.MessageMap[str, Checkpoint.Source]
     ack_intents: _containers.ScalarMap[str, bytes]
-    def __init__(self, sources: _Optional[_Mapping[str, Checkpoint.Source]] = ..., ack_intents: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
+    reset: str
+    def __init__(self, sources: _Optional[_Mapping[str, Checkpoint.Source]] = ..., ack_intents: _Optional[_Mapping[str, bytes]] = ..., reset: _Optional[str] = ...) -> None: ...
 
 class ListRequest(_message.Message):
     __slots__ = ("selector", "extension")
@@ -181,16 +183,18 @@ class ListResponse(_message.Message):
 class ApplyRequest(_message.Message):
     __slots__ = ("changes", "extension")
     class Change(_message.Message):
-        __slots__ = ("expect_mod_revision", "upsert", "delete", "primary_hints")
+        __slots__ = ("expect_mod_revision", "upsert", "delete", "primary_hints", "delete_hints")
         EXPECT_MOD_REVISION_FIELD_NUMBER: _ClassVar[int]
         UPSERT_FIELD_NUMBER: _ClassVar[int]
         DELETE_FIELD_NUMBER: _ClassVar[int]
         PRIMARY_HINTS_FIELD_NUMBER: _ClassVar[int]
+        DELETE_HINTS_FIELD_NUMBER: _ClassVar[int]
         expect_mod_revision: int
         upsert: ShardSpec
         delete: str
         primary_hints: _recoverylog_pb2.FSMHints
-        def __init__(self, expect_mod_revision: _Optional[int] = ..., upsert: _Optional[_Union[ShardSpec, _Mapping]] = ..., delete: _Optional[str] = ..., primary_hints: _Optional[_Union[_recoverylog_pb2.FSMHints, _Mapping]] = ...) -> None: ...
+        delete_hints: bool
+        def __init__(self, expect_mod_revision: _Optional[int] = ..., upsert: _Optional[_Union[ShardSpec, _Mapping]] = ..., delete: _Optional[str] = ..., primary_hints: _Optional[_Union[_recoverylog_pb2.FSMHints, _Mapping]] = ..., delete_hints: _Optional[bool] = ...) -> None: ...
     CHANGES_FIELD_NUMBER: _ClassVar[int]
     EXTENSION_FIELD_NUMBER: _ClassVar[int]
     changes: _containers.RepeatedCompositeFieldContainer[ApplyRequest.Change]

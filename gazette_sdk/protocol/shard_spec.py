@@ -187,6 +187,11 @@ def backup_hint_keys(spec: cpb.ShardSpec) -> list[str]:
     return [f"{spec.hint_prefix}/{spec.id}.backup.{slot}" for slot in range(spec.hint_backups)]
 
 
+def hint_keys(spec: cpb.ShardSpec) -> list[str]:
+    """Return the Etcd keys of all hints of a shard: none of a shard without a recovery log."""
+    return [primary_hint_key(spec), *backup_hint_keys(spec)] if spec.recovery_log_prefix else []
+
+
 def desired_replication(
     spec: cpb.ShardSpec, max_hot_standbys: int = DEFAULT_MAX_HOT_STANDBYS
 ) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from gazette_sdk.message.checkpoint import Checkpoint, ProducerState
+from gazette_sdk.message.checkpoint import Checkpoint, ProducerState, SourceTimes
 from gazette_sdk.shard.recovery.hints import (
     CreateFile,
     FileChange,
@@ -100,6 +100,8 @@ def checkpoint_of(number: int) -> Checkpoint:
         producers=[ProducerState(journal, bytes([1, 2, 3, 4, 5, 7]), number, -1)],
         ack_intents={"output/one": b"<%d>\n" % number},
         create_revisions={journal: 17},
+        times={journal: SourceTimes(number, number + 1)},
+        reset=f"{number:x}",
     )
 
 

@@ -305,11 +305,12 @@ async def test_hints_rotate_as_in_the_vectors(etcd):
         def assignment():
             return local_assignment(a.keyspace, "shard-A", process_id("aaaa"))
 
+        item = a.keyspace.item("shard-A")
         for step in vector["steps"]:
             if step.get("store") == "recorded":
-                assert await store_recorded_hints(a.etcd, spec, hints_of(step["id"]), assignment())
+                assert await store_recorded_hints(a.etcd, item, hints_of(step["id"]), assignment())
             elif step.get("store") == "recovered":
-                await store_recovered_hints(a.etcd, spec, hints_of(step["id"]), assignment)
+                await store_recovered_hints(a.etcd, item, hints_of(step["id"]), assignment)
             else:
                 await a.etcd.delete(f"/hints/shard-A.{step['delete']}".encode())
             stored = await load_hints(a.etcd, spec)
@@ -323,9 +324,37 @@ async def test_hints_rotate_as_in_the_vectors(etcd):
         stale = assignment()
         await a.etcd.delete(stale.key)
         await a.settle()
-        assert not await store_recorded_hints(a.etcd, spec, hints_of(9), stale)
-        await store_recovered_hints(a.etcd, spec, hints_of(9), assignment)  # nobody's any more
+        assert not await store_recorded_hints(a.etcd, item, hints_of(9), stale)
+        await store_recovered_hints(a.etcd, item, hints_of(9), assignment)  # nobody's any more
         assert (await load_hints(a.etcd, spec)).backups == [None, None]
+
+
+@scenario
+async def test_a_deleted_shard_leaves_no_hints(etcd):
+    async with two_processes(etcd) as (a, _):
+        spec = shard_spec("shard-A", hint_backups=2)
+        await put_shard(a.etcd, spec)
+        await put_shard(a.etcd, shard_spec("shard-A.backup.1", hint_backups=2))
+        await assign(a.etcd, "shard-A", "aaaa", 0)
+        await a.settle()
+        assignment = local_assignment(a.keyspace, "shard-A", process_id("aaaa"))
+        item = a.keyspace.item("shard-A")
+        for number in (1, 2):
+            await store_recovered_hints(a.etcd, item, hints_of(number), lambda: assignment)
+        assert await store_recorded_hints(a.etcd, item, hints_of(3), assignment)
+        other = b"/hints/shard-A.backup.1.primary"
+        await a.etcd.put(other, b"{}")
+        change = {
+            "delete": "shard-A",
+            "expect_mod_revision": item.mod_revision,
+            "delete_hints": True,
+        }
+        response = await a.client.apply(cpb.ApplyRequest(changes=[change]))
+        assert response.status == cpb.OK
+        # Its primary still runs: what it stores now would outlive the shard.
+        assert not await store_recorded_hints(a.etcd, item, hints_of(4), assignment)
+        found = await a.etcd.range(b"/hints/", prefix_end(b"/hints/"))
+        assert [entry.key for entry in found.entries] == [other]
 
 
 @scenario
@@ -349,9 +378,10 @@ async def test_a_rotation_whose_answer_was_lost_is_not_done_twice(etcd):
         def assignment():
             return local_assignment(a.keyspace, "shard-A", process_id("aaaa"))
 
-        await store_recovered_hints(a.etcd, spec, hints_of(1), assignment)
+        item = a.keyspace.item("shard-A")
+        await store_recovered_hints(a.etcd, item, hints_of(1), assignment)
         losing = LosesAnswers()
-        await store_recovered_hints(losing, spec, hints_of(2), assignment)
+        await store_recovered_hints(losing, item, hints_of(2), assignment)
         assert losing.lost == 1
         stored = await load_hints(a.etcd, spec)
         assert [seq_no_of(hints) for hints in stored.backups] == [2, 1]

@@ -591,7 +591,7 @@ def _options(settings: ReadSettings, *, do_not_proxy: bool) -> ReadOptions:
         for name, is_given in (("--tail", settings.tail), ("--from", settings.from_time)):
             if is_given:
                 raise ConfigurationError(f"--since and {name} exclude each other; give one of them")
-        since = _time_of(settings.since)
+        since = time_of(settings.since, "--since")
         begin_mod_time = begin_mod_time_of(since)
         since_clock = clock_of_time(since)
     return ReadOptions(
@@ -605,8 +605,8 @@ def _options(settings: ReadSettings, *, do_not_proxy: bool) -> ReadOptions:
     )
 
 
-def _time_of(text: str) -> datetime:
-    """Return the time of ``--since``.
+def time_of(text: str, option: str) -> datetime:
+    """Return the time that the value of an option names.
 
     Raises:
         ConfigurationError: it is neither a duration nor a time with its zone.
@@ -622,7 +622,7 @@ def _time_of(text: str) -> datetime:
     if time is None or time.tzinfo is None:
         problem = "is no time" if time is None else "has no time zone"
         raise ConfigurationError(
-            f"--since: {text!r} {problem}; write 2026-01-31T12:00:00Z, 2026-01-31T13:00:00+01:00, "
+            f"{option}: {text!r} {problem}; write 2026-01-31T12:00:00Z, 2026-01-31T13:00:00+01:00, "
             "or 2h for two hours ago"
         )
     return time

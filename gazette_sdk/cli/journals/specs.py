@@ -289,7 +289,7 @@ async def run_delete(invocation: Invocation) -> None:
     lost = _ALL_LOST if settings.with_fragments else _KEPT
     asks = not settings.yes and sys.stdin.isatty()
     if asks:
-        await _confirm(found, lost)
+        await confirm("journal", [each.spec.name for each in found], lost)
     changes = [
         pb.ApplyRequest.Change(delete=each.spec.name, expect_mod_revision=each.mod_revision)
         for each in found
@@ -323,19 +323,20 @@ async def _select(
     return [found[name] for name in names]
 
 
-async def _confirm(found: Sequence[pb.ListResponse.Journal], lost: str) -> None:
-    """Ask on the terminal.
+async def confirm(kind: str, names: Sequence[str], lost: str) -> None:
+    """Ask on the terminal whether to delete something.
 
     Args:
-        found: the journals to delete.
+        kind: what is to be deleted, as ``journal``.
+        names: their names.
         lost: what is lost with them.
 
     Raises:
         CommandFailedError: the answer is no.
     """
-    for each in found:
-        sys.stderr.write(f"  {each.spec.name}\n")
-    count = "this journal" if len(found) == 1 else f"these {len(found)} journals"
+    for name in names:
+        sys.stderr.write(f"  {name}\n")
+    count = f"this {kind}" if len(names) == 1 else f"these {len(names)} {kind}s"
     sys.stderr.write(f"{lost}\nDelete {count}? [y/N] ")
     sys.stderr.flush()
     answer = b""

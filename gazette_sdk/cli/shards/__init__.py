@@ -6,5 +6,7 @@ In reading order:
 - ``list``: ``gazctl shards list``, and what the commands of shards share.
 - ``recover``: ``gazctl shards recover``.
 - ``logs``: ``gazctl shards prune`` and ``unassign``.
+- ``reset``: ``gazctl shards reset`` and ``delete``.
+- ``skip``: ``gazctl shards skip``.
 - ``specs``: ``gazctl shards apply``, ``edit`` and ``generate``.
 """

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from pydantic import Field
+
 from gazette_sdk.cli.program import Command
 from gazette_sdk.cli.settings import (
     FileRoot,
@@ -68,6 +70,27 @@ class ApplySettings(Settings):
     format: OutcomeFormat = "table"
 
 
+class DeleteSettings(Settings):
+    """Options of ``delete``."""
+
+    selector: Annotated[
+        str, Option("Selector", "Label selector of the shards", short="l", in_ini=False)
+    ] = ""
+    yes: Annotated[bool, Option("Yes", "Do not ask for confirmation", short="y", in_ini=False)] = (
+        False
+    )
+    with_log: Annotated[
+        bool,
+        Option(
+            "WithLog",
+            "Delete their recovery logs, too, with fragments, by this tool's credentials",
+            in_ini=False,
+        ),
+    ] = False
+    format: OutcomeFormat = "table"
+    file_root: FileRoot = ""
+
+
 class EditSettings(Settings):
     """Options of ``edit``."""
 
@@ -119,6 +142,40 @@ class RecoverSettings(Settings):
     file_root: FileRoot = ""
 
 
+class ResetSettings(Settings):
+    """Options of ``reset``."""
+
+    selector: Annotated[str, _SELECTOR] = ""
+    to: Annotated[
+        str,
+        Option(
+            "To",
+            "Position to read from: begin, end, a time, 2h for two hours ago, or "
+            "JOURNAL=OFFSET,... for each source",
+            in_ini=False,
+        ),
+    ] = ""
+    keep_state: Annotated[
+        bool, Option("KeepState", "Keep the state; by default it is emptied", in_ini=False)
+    ] = False
+    dry_run: Annotated[bool, Option("DryRun", "Only show what would be reset")] = False
+    format: OutcomeFormat = "table"
+
+
+class SkipSettings(Settings):
+    """Options of ``skip``."""
+
+    count: Annotated[
+        int, Option("Count", "Number of records to skip", in_ini=False), Field(ge=1, le=1_000_000)
+    ] = 1
+    save: Annotated[
+        str, Option("Save", "File to which the records are appended as they are", in_ini=False)
+    ] = ""
+    dry_run: Annotated[bool, Option("DryRun", "Only show what would be skipped; saves nothing")] = (
+        False
+    )
+
+
 class UnassignSettings(Settings):
     """Options of ``unassign``."""
 
@@ -131,10 +188,13 @@ class UnassignSettings(Settings):
 
 LIST = Group("shards.list", ListSettings)
 APPLY = Group("shards.apply", ApplySettings)
+DELETE = Group("shards.delete", DeleteSettings)
 EDIT = Group("shards.edit", EditSettings)
 GENERATE = Group("shards.generate", GenerateSettings)
 PRUNE = Group("shards.prune", PruneSettings)
 RECOVER = Group("shards.recover", RecoverSettings)
+RESET_SHARDS = Group("shards.reset", ResetSettings)
+SKIP_RECORDS = Group("shards.skip", SkipSettings)
 UNASSIGN = Group("shards.unassign", UnassignSettings)
 
 
@@ -211,6 +271,29 @@ COMMANDS = (
         ),
     ),
     Command(
+        "shards delete",
+        "Delete shards, and their recovery logs if asked to",
+        "gazette_sdk.cli.shards.reset:run_delete",
+        (DELETE,),
+        in_doubt="shards may be disabled; run the command again",
+        details=(
+            "Asks for confirmation on a terminal. The shards are disabled, and deleted with their "
+            "hints once their processes have ended them. Their recovery logs stay, unless "
+            "--with-log is given. It is refused where another shard of the application needs such "
+            "a log.\n\n"
+            "A process that declares `sources` creates a shard for each of their journals again: "
+            "with an empty state after --with-log, else with that of the log, as far as it is "
+            "still stored. `gazctl shards reset` empties the state of shards that are to stay."
+        ),
+        examples=(
+            ("gazctl shards delete -l id:prefix=totals/ --with-log", "shards, and their state"),
+            (
+                "gazctl shards delete -l id=totals/part-000 --yes",
+                "one shard, without a question; its log stays",
+            ),
+        ),
+    ),
+    Command(
         "shards generate",
         "Create the shards of an application, with their recovery logs",
         "gazette_sdk.cli.shards.specs:run_generate",
@@ -257,6 +340,63 @@ COMMANDS = (
             ("gazctl shards unassign -l id=totals/part-000", "start one shard anew"),
             ("gazctl shards unassign -l id --failed --dry-run", "see which ones have failed"),
         ),
+    ),
+    Command(
+        "shards reset",
+        "Have shards read from another position, with an empty state or their own",
+        "gazette_sdk.cli.shards.reset:run_reset",
+        (RESET_SHARDS,),
+        in_doubt="shards may be disabled; run the command again",
+        details=(
+            "Ends the shards, and starts them anew at the position of --to in all of their "
+            "sources. Their state is emptied: they get new recovery logs, and the old ones stay. "
+            "With --keep-state it stays as it is, for instance to pass over messages, or to read "
+            "some again. Tables are always made from the begin of their topics. What the shards "
+            "have published stays, and messages that are read again are published again.\n\n"
+            "`--to end` is the write heads of now. A time is that of the messages' UUIDs: reading "
+            "begins at the first one since then. An offset has to be that of a message's begin.\n\n"
+            "Shards whose state is in an SQL database need --keep-state: empty its tables there. "
+            "If the command is interrupted, run it again: until then the shards may be disabled."
+        ),
+        examples=(
+            ("gazctl shards reset -l id:prefix=totals/ --to begin", "count everything anew"),
+            (
+                "gazctl shards reset -l id=totals/orders/part-000 --to end --keep-state",
+                "pass over what is not read yet",
+            ),
+            (
+                "gazctl shards reset -l id:prefix=totals/ --to 2h --keep-state",
+                "read two hours again",
+            ),
+            (
+                "gazctl shards reset -l id:prefix=totals/ --to 2026-01-31T12:00:00Z --dry-run",
+                "see the offsets",
+            ),
+        ),
+    ),
+    Command(
+        "shards skip",
+        "Have a failed shard pass over the record at which it stands",
+        "gazette_sdk.cli.shards.skip:run_skip",
+        (SKIP_RECORDS,),
+        in_doubt="the record may be skipped already; `gazctl shards list` shows the shard",
+        details=(
+            "The shard is started again, leaves the record out, and continues with the next one. "
+            "All records before it are handled. With --count the next ones of its journal are left "
+            "out, too. --save keeps them. It is for a single shard that has failed at a record: "
+            "`on_error=` of the application passes over bad records by itself, and `gazctl shards "
+            "unassign` tries a record again."
+        ),
+        examples=(
+            (
+                "gazctl shards skip totals/orders/part-000 --save bad.jsonl",
+                "pass over a record, and keep it in a file",
+            ),
+            ("gazctl shards skip totals/orders/part-000 --dry-run", "see which one it is"),
+        ),
+        arguments="ID",
+        arguments_min=1,
+        arguments_max=1,
     ),
     Command(
         "shards recover",

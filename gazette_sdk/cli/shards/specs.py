@@ -122,7 +122,9 @@ async def apply_and_show(
             raise CommandFailedError(_failure(error, failed, existing, done, left)) from error
         finally:
             if shown:
-                _show({shard: outcomes[shard] for shard in outcomes if shard in shown}, form, file)
+                show_changed(
+                    {shard: outcomes[shard] for shard in outcomes if shard in shown}, form, file
+                )
 
 
 async def _existing(client: ShardClient) -> ExistingShards | None:
@@ -175,7 +177,10 @@ def _failure(
     return text
 
 
-def _show(outcomes: Mapping[str, str], form: Literal["table", "json"], file: TextIO | None) -> None:
+def show_changed(
+    outcomes: Mapping[str, str], form: Literal["table", "json"], file: TextIO | None = None
+) -> None:
+    """Write what came of shards, by their ids."""
     file = file or sys.stdout
     if form == "table":
         write_table(["Shard", "Outcome"], ([*each] for each in outcomes.items()), file)

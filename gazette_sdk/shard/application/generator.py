@@ -168,8 +168,8 @@ def _other_partitions(
     return ConfigurationError(
         f"the shard {shard} reads {shown(sorted(read))}, and is to read {shown(sorted(wanted))}:"
         " the application's topics have changed, or journals whose names sort between others have"
-        " changed the numbers of these. Change that back; or delete the application's shards with"
-        " their recovery logs, so that they begin from nothing"
+        " changed the numbers of these. Change that back; or delete the application's shards by"
+        " `gazctl shards delete --with-log`, so that they begin from nothing"
     )
 
 

@@ -11,13 +11,18 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gazette_sdk.cluster.consumer_keys import ShardAssignment
+from gazette_sdk.cluster.consumer_keys import ShardAssignment, ShardEntry
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import Compare, Get, KeyValue, Put
 from gazette_sdk.errors import EtcdError, ValidationError
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import recoverylog_pb2 as rpb
-from gazette_sdk.protocol.shard_spec import backup_hint_keys, primary_hint_key, recovery_log
+from gazette_sdk.protocol.shard_spec import (
+    backup_hint_keys,
+    hint_keys,
+    primary_hint_key,
+    recovery_log,
+)
 from gazette_sdk.retries import delay_s
 from gazette_sdk.shard.recovery import hints as fsm_hints
 
@@ -44,9 +49,9 @@ async def load_hints(etcd: Etcd, spec: cpb.ShardSpec) -> StoredHints:
         ValidationError: a value cannot be decoded, breaks a rule, or is of another log.
         EtcdError: Etcd failed.
     """
-    if not spec.recovery_log_prefix:
+    keys = hint_keys(spec)
+    if not keys:
         return StoredHints(None, [None] * spec.hint_backups)
-    keys = [primary_hint_key(spec), *backup_hint_keys(spec)]
     values = await _read(etcd, keys)
     log = recovery_log(spec)
     primary, *backups = (
@@ -56,32 +61,33 @@ async def load_hints(etcd: Etcd, spec: cpb.ShardSpec) -> StoredHints:
 
 
 async def store_recorded_hints(
-    etcd: Etcd, spec: cpb.ShardSpec, hints: rpb.FSMHints, assignment: ShardAssignment
+    etcd: Etcd, item: ShardEntry, hints: rpb.FSMHints, assignment: ShardAssignment
 ) -> bool:
     """Store hints of a running primary.
 
     Args:
         etcd: the client.
-        spec: the shard's spec.
+        item: the shard's key.
         hints: what was recorded, and is committed.
         assignment: of the primary.
 
     Returns:
-        False if the assignment is not the same any more. That is no error: hints are advice.
+        False if the shard is deleted, or the assignment is not the same any more. That is no
+        error: hints are advice.
 
     Raises:
         EtcdError: Etcd failed.
     """
     result = await etcd.txn(
-        (Compare.create_revision(assignment.key, assignment.create_revision),),
-        (Put(primary_hint_key(spec).encode(), fsm_hints.to_json(hints)),),
+        _unchanged(item, assignment),
+        (Put(primary_hint_key(item.value).encode(), fsm_hints.to_json(hints)),),
     )
     return result.succeeded
 
 
 async def store_recovered_hints(
     etcd: Etcd,
-    spec: cpb.ShardSpec,
+    item: ShardEntry,
     hints: rpb.FSMHints,
     assignment: Callable[[], ShardAssignment | None],
 ) -> None:
@@ -92,32 +98,39 @@ async def store_recovered_hints(
 
     Args:
         etcd: the client.
-        spec: the shard's spec.
+        item: the shard's key.
         hints: of the player.
         assignment: returns the current assignment of the primary; None if there is none.
     """
-    keys = backup_hint_keys(spec)
+    keys = backup_hint_keys(item.value)
+    recovered = fsm_hints.to_json(hints)
     attempt = 0
     is_in_doubt = False
     while keys and (entry := assignment()) is not None:
         try:
-            if await _rotate(etcd, keys, fsm_hints.to_json(hints), entry, is_in_doubt=is_in_doubt):
+            conditions = _unchanged(item, entry)
+            if await _rotate(etcd, keys, recovered, conditions, is_in_doubt=is_in_doubt):
                 return
         except EtcdError as error:
             is_in_doubt = True
             _log.warning(
                 "recovered hints are not stored yet",
-                extra={"shard": spec.id, "err": str(error), "attempt": attempt},
+                extra={"shard": item.id, "err": str(error), "attempt": attempt},
             )
         await asyncio.sleep(delay_s(attempt))
         attempt += 1
+
+
+def _unchanged(item: ShardEntry, assignment: ShardAssignment) -> Sequence[Compare]:
+    """Return the conditions that a shard exists, and an assignment: both are the same ones."""
+    return [Compare.create_revision(each.key, each.create_revision) for each in (item, assignment)]
 
 
 async def _rotate(
     etcd: Etcd,
     keys: Sequence[str],
     recovered: bytes,
-    assignment: ShardAssignment,
+    conditions: Sequence[Compare],
     *,
     is_in_doubt: bool,
 ) -> bool:
@@ -128,7 +141,7 @@ async def _rotate(
     touched = list(zip(keys, known, values, strict=False))
     result = await etcd.txn(
         (
-            Compare.create_revision(assignment.key, assignment.create_revision),
+            *conditions,
             *(
                 Compare.mod_revision(key.encode(), 0 if kv is None else kv.mod_revision)
                 for key, kv, _ in touched

@@ -43,6 +43,7 @@ from gazette_sdk.protocol.labels import Matcher, label_set, matches
 from gazette_sdk.protocol.rules import SHARD_RPCS, Rpc, complete, unrouted_header
 from gazette_sdk.protocol.shard_spec import (
     ID,
+    hint_keys,
     matches_shard,
     primary_hint_key,
     recovery_log,
@@ -300,7 +301,7 @@ class ShardService:
         )
 
     async def apply(self, request: cpb.ApplyRequest, call: Call) -> cpb.ApplyResponse:
-        """Create, change and delete shards, and store their primary hints, in one transaction."""
+        """Create, change and delete shards, with their hints, in one transaction."""
         claims = self._authorization.verify(call, Capability.APPLY)
         validate_shard_rpc(request)
         for change in request.changes:
@@ -320,13 +321,21 @@ class ShardService:
                     for change in request.changes
                 ],
                 compares=compares,
-                puts=[
-                    Put(
-                        primary_hint_key(change.upsert).encode(),
-                        fsm_hints.to_json(change.primary_hints),
-                    )
-                    for change in request.changes
-                    if change.HasField("primary_hints")
+                others=[
+                    *(
+                        Put(
+                            primary_hint_key(change.upsert).encode(),
+                            fsm_hints.to_json(change.primary_hints),
+                        )
+                        for change in request.changes
+                        if change.HasField("primary_hints")
+                    ),
+                    *(
+                        Delete(key.encode())
+                        for change in request.changes
+                        if change.delete_hints and (known := self._spec(change.delete)) is not None
+                        for key in hint_keys(known)
+                    ),
                 ],
             )
         response = cpb.ApplyResponse(header=self._header())

@@ -35,6 +35,7 @@ from gazette_sdk.errors import (
     CallError,
     EtcdError,
     EtcdUnavailableError,
+    FramingError,
     GazetteError,
     UnauthenticatedError,
 )
@@ -57,7 +58,7 @@ from gazette_sdk.shard.recovery.log import RecoveryLog
 from gazette_sdk.shard.recovery.player import Playback, Recovered
 from gazette_sdk.shard.recovery.recorder import HINTS_PAUSE_S, HintsSchedule, Recorder
 from gazette_sdk.shard.transaction.consume import OnStep
-from gazette_sdk.shard.transaction.failure import error_of_code
+from gazette_sdk.shard.transaction.failure import at_record, error_of_code
 from gazette_sdk.shard.transaction.input import ShardInputs
 from gazette_sdk.shard.transaction.runner import Runner
 from gazette_sdk.shard.transaction.transaction import Output, Shard
@@ -259,6 +260,7 @@ class LocalShard:
         self.id = entry.id
         self.create_revision = entry.create_revision
         self.spec = entry.value
+        self._item = entry
         self.is_primary = False
         self.store: Any = None
         self.handle: Shard | None = None
@@ -304,7 +306,7 @@ class LocalShard:
     ) -> None:
         """Note the shard's keys. A promoted standby becomes the primary."""
         del assignments  # the mirror has ours
-        self.spec = item.value
+        self.spec, self._item = item.value, item
         if self._runner is not None:
             self._runner.machine.change_limits(
                 min_s=to_seconds(item.value.min_txn_duration),
@@ -466,7 +468,7 @@ class LocalShard:
                 await self._step("completeRecovery: store.RestoreCheckpoint", restoring)
             if recovered is not None and self._has_own_log(recovered.log):
                 await store_recovered_hints(
-                    self._parts.etcd, self.spec, hints, self._local_assignment
+                    self._parts.etcd, self._item, hints, self._local_assignment
                 )
             self._advance(Input.RESTORED)
             if not self._ready.done():
@@ -531,7 +533,7 @@ class LocalShard:
     async def _store_hints(self, hints: rpb.FSMHints) -> None:
         assignment = self._local_assignment()
         if assignment is not None and self._has_own_log(hints.log):
-            await store_recorded_hints(self._parts.etcd, self.spec, hints, assignment)
+            await store_recorded_hints(self._parts.etcd, self._item, hints, assignment)
 
     def _has_own_log(self, log: str) -> bool:
         """Return True if a log is still the shard's own: a changed spec may name another, or none.
@@ -588,14 +590,18 @@ class LocalShard:
         if self._lifecycle.is_ended:
             return
         self._lifecycle.advance(Input.ERROR)
+        cause = error.__cause__ if isinstance(error, ShardStepError) else error
         _log.error(
             "shard %s failed: %s",
             self.id,
             error,
             extra={"shard": self.id},
-            exc_info=error_of_code(error.__cause__ if isinstance(error, ShardStepError) else error),
+            exc_info=error_of_code(cause),
         )
-        self._show(failed_status([text_of(error) or type(error).__name__]))
+        text = text_of(error) or type(error).__name__
+        if isinstance(cause, FramingError) and cause.journal is not None:
+            text = at_record(text, cause.journal, cause.offset or 0)
+        self._show(failed_status([text]))
         if exit_within(error) is not None:
             self._parts.exits(error)
         self.stopping()

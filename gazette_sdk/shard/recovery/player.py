@@ -659,7 +659,7 @@ class Player:
             if self.applied == 0 and (self._is_any_skipped or self._gap_at >= 0):
                 self._fail(
                     f"{self.log} has content, but no operation of it begins a history: restore the"
-                    " hints of the shard, or delete the log to begin with an empty store"
+                    " hints of the shard, or begin with an empty store by `gazctl shards reset`"
                 )
             self.state = PlayerState.TAIL
         elif self.state is PlayerState.INJECTED:

@@ -392,13 +392,15 @@ def _encode_checkpoint(checkpoint: Checkpoint) -> bytes:
             journal: base64.b64encode(intent).decode()
             for journal, intent in sorted(checkpoint.ack_intents.items())
         }
+    if checkpoint.reset:
+        message["reset"] = checkpoint.reset
     return _escaped(msgspec.json.encode(message)) + b"\n"
 
 
 def _decode_checkpoint(offsets: bytes, checkpoint: bytes) -> Checkpoint:
     """Return the checkpoint of the first and third documents; the first one's offsets hold."""
     message = msgspec.json.decode(checkpoint)
-    restored = Checkpoint()
+    restored = Checkpoint(reset=message.get("reset") or "")
     for journal, source in (message.get("sources") or {}).items():
         restored.offsets[journal] = source.get("read_through", 0)
         if revision := source.get("create_revision", 0):

@@ -327,6 +327,7 @@ class MessageConsumer:
         self.bad.transaction_ended()
         checkpoint = self.input.checkpoint(self.left_count)
         checkpoint.ack_intents = dict(self.output.end())
+        checkpoint.reset = self.txn.shard.reset
         if self._has_timers:
             self.txn.timers.put()
         rows: dict[bytes, bytes | None] = {}

@@ -24,6 +24,7 @@ import base64
 import errno
 import logging
 import math
+import re
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,25 @@ ERROR_CHARACTERS_MAX = 2048
 """Length at which the text of an error is cut in a dead letter."""
 
 
+_FAILED_CHARACTERS_MAX = 1024
+"""Length at which a text is cut before its record: the status of a shard holds both."""
+
+_RECORD = re.compile(r"; at the record of (\S+) at offset ([0-9]+)")
+
+
+def at_record(text: str, journal: str, offset: int) -> str:
+    """Return the text of an error with the record at which it happened."""
+    if len(text) > _FAILED_CHARACTERS_MAX:
+        text = f"{text[:_FAILED_CHARACTERS_MAX]} …"
+    return f"{text}; at the record of {journal} at offset {offset}"
+
+
+def record_of(text: str) -> BadRecord | None:
+    """Return the journal and the offset of the record in the text of an error; None without one."""
+    found = _RECORD.findall(text)
+    return (found[-1][0], int(found[-1][1])) if found else None
+
+
 class HookFailedError(GazetteError):
     """A hook of an application raised, or used a transaction in a way that is refused.
 
@@ -92,8 +112,7 @@ class HandlerFailedError(GazetteError):
 
     def __init__(self, envelope: Envelope[Any], error: BaseException) -> None:
         super().__init__(
-            f"consume: {_text(error)}; at the record of {envelope.journal} at offset"
-            f" {envelope.begin}",
+            at_record(f"consume: {_text(error)}", envelope.journal, envelope.begin),
             journal=envelope.journal,
             offset=envelope.begin,
         )
@@ -145,6 +164,7 @@ class BadRecords:
         on_error: treatment that the application declares.
 
     Attributes:
+        skipped: by journal, offsets between which messages are left out whatever they are.
         validates_each: the state is checked after each record, until a transaction commits.
         left_out_count: records that transactions have left out, of which the commit has begun.
     """
@@ -160,6 +180,7 @@ class BadRecords:
         "_undecodable",
         "_unlogged_count",
         "left_out_count",
+        "skipped",
         "validates_each",
     )
 
@@ -175,9 +196,10 @@ class BadRecords:
         self._left_out: set[BadRecord] = set()
         self._undecodable: list[GazetteError] = []
         self.validates_each = False
+        self.skipped: dict[str, tuple[int, int]] = {}
 
     def __bool__(self) -> bool:
-        return self.validates_each or bool(self._refusals)
+        return self.validates_each or bool(self._refusals) or bool(self.skipped)
 
     def may_leave_out(self, error: BaseException) -> bool:
         """Return True if the transaction is to be run again without the record of a failure.
@@ -204,7 +226,16 @@ class BadRecords:
 
     def holds(self, envelope: Envelope[Any]) -> bool:
         """Return True if a message is left out."""
-        return (envelope.journal, envelope.begin) in self._refusals
+        record = envelope.journal, envelope.begin
+        if record in self._refusals or self._skips(*record):
+            return True
+        if self.skipped.get(record[0], (0, math.inf))[1] <= record[1]:
+            del self.skipped[record[0]]
+        return False
+
+    def _skips(self, journal: str, offset: int) -> bool:
+        begin, end = self.skipped.get(journal, (0, 0))
+        return begin <= offset < end
 
     def leave_out(
         self, txn: Transaction[Any], envelope: Envelope[Any], error: BaseException | None = None
@@ -214,18 +245,20 @@ class BadRecords:
         Args:
             txn: the open transaction.
             envelope: of the message.
-            error: the handler's exception; None if it was added before.
+            error: the handler's exception; None if it was added before, or is to be skipped.
 
         Raises:
             GazetteError: the journal of dead letters cannot be written.
         """
         record = envelope.journal, envelope.begin
-        if error is None:
+        if error is not None:
+            refusal = _refusal(envelope, error)
+        elif record in self._refusals:
             refusal = self._refusals[record]
             self._left_out.add(record)
         else:
-            refusal = _refusal(envelope, error)
-        self._count(f"{refusal.error}; at the record of {record[0]} at offset {record[1]}")
+            refusal = _Refusal("skipped, as was asked for", _as_json(envelope.message))
+        self._count(at_record(refusal.error, *record))
         if isinstance(self._on_error, DeadLetters):
             self._publish(txn, DeadLetter(*record, refusal.error, refusal.record))
 
@@ -246,11 +279,17 @@ class BadRecords:
 
     @property
     def passes_over(self) -> bool:
-        """Content that is no message is passed over, instead of failing the shard."""
+        """Content that is no message is passed over, wherever it is."""
         return self._on_error != "fail"
 
     def pass_over(self, error: GazetteError) -> None:
-        """Note content that is no message, which the input passes over."""
+        """Note content that is no message, which the input passes over.
+
+        Raises:
+            GazetteError: it is not to be passed over.
+        """
+        if not self.passes_over and not self._skips(error.journal or "", error.offset or 0):
+            raise error
         if isinstance(self._on_error, DeadLetters):
             self._undecodable.append(error)
         else:

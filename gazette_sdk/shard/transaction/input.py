@@ -275,7 +275,7 @@ class ShardInputs:
             raise ConfigurationError(
                 f"{shard} reads {journal.name}, {'not ' * is_of_table}for a table, and the"
                 f" application declares {application.tables!r}: its `tables=` has changed. Change"
-                " it back; or delete the shard with its recovery log, so that it begins from"
-                " nothing"
+                " it back; or delete the shard by `gazctl shards delete --with-log`, so that it"
+                " begins from nothing"
             )
         return call(application.new_message, journal)

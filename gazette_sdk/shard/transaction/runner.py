@@ -310,6 +310,10 @@ class Runner:
             GazetteError: the store cannot be restored.
         """
         checkpoint: Checkpoint = await self._call_store("restore")
+        if self._shard.reset not in {"", checkpoint.reset}:
+            of_tables = self._shard.labels(TABLE)
+            sources = [each for each in self._shard.journals if each not in of_tables]
+            checkpoint = checkpoint.without(sources)
         if self._txn.times is not None:
             self._txn.times.restore(checkpoint.times)
         if self._txn.all_tables is not None:
@@ -327,7 +331,7 @@ class Runner:
                 self._application.full_name,
             )
         self._restored = checkpoint
-        offsets = dict.fromkeys(self._shard.journals, 0) | checkpoint.offsets
+        offsets = checkpoint.offsets | self._shard.begin_offsets(checkpoint)
         self.progress.start(offsets)
         self._metrics.start(offsets)
         return checkpoint
@@ -568,7 +572,8 @@ class Runner:
         """Open the input after a checkpoint, in place of another one."""
         await self._close_input()
         self._input = self._new_input(checkpoint)
-        if self._bad.passes_over:
+        self._bad.skipped = self._shard.skipped(checkpoint)
+        if self._bad.passes_over or self._bad.skipped:
             self._input.on_undecodable = self._bad.pass_over
         self._consumer.read(self._input)
         self.machine.available = True  # so that the input is polled first

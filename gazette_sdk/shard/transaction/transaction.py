@@ -30,7 +30,7 @@ from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.mapping import Mapping as JournalMapping
 from gazette_sdk.message.sender import Producer, Sender, Sequences
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.labels import values_of
+from gazette_sdk.protocol.labels import RESET, SKIP, values_of
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.shard.transaction.event_time import SECOND_US, EventTime
 from gazette_sdk.shard.transaction.tables import OpenTable, Table, Tables, undeclared
@@ -76,6 +76,32 @@ class Shard:
     def labels(self, name: str) -> tuple[str, ...]:
         """Return the values of a label of its specification."""
         return tuple(values_of(self.spec.labels, name))
+
+    @property
+    def reset(self) -> str:
+        """Name of its last reset that kept its state; empty if there was none."""
+        return next(iter(self.labels(RESET)), "")
+
+    def skipped(self, checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
+        """Return the offsets, by journal, between which it leaves out all messages.
+
+        Without those that are passed at a checkpoint.
+        """
+        found = {}
+        for value in self.labels(SKIP):
+            journal, _, offsets = value.rpartition("=")
+            begin, _, end = offsets.partition("-")
+            passed = checkpoint.offsets.get(journal, 0)
+            if begin.isdecimal() and end.isdecimal() and int(end) > passed:
+                found[journal] = int(begin), int(end)
+        return found
+
+    def begin_offsets(self, checkpoint: Checkpoint) -> dict[str, int]:
+        """Return the offsets from which it reads its journals on after a checkpoint."""
+        return {
+            source.journal: max(source.min_offset, checkpoint.offsets.get(source.journal, 0))
+            for source in self.spec.sources
+        }
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -329,6 +329,16 @@ def hints_at(log, offset, end=0, segment_log=""):
     return hints
 
 
+def forked_hints(prefix):
+    """Hints of shard-b: what it needs was made by shard-a, in its log."""
+    log = f"{prefix}/logs/shard-a"
+    forked = hints_at(f"{prefix}/logs/shard-b", PIECE, 2 * PIECE, segment_log=log)
+    segment = forked.live_nodes[0].segments.add()
+    segment.CopyFrom(hints_at(log, 0).live_nodes[0].segments[0])
+    segment.first_seq_no, segment.last_seq_no, segment.log = 3, 4, ""
+    return forked
+
+
 def test_fragments_that_no_hints_need_are_pruned(shards, consumer, cluster, prefix):
     tool = shards.tool
     logs = [f"{prefix}/logs/shard-{letter}" for letter in "abc"]
@@ -376,11 +386,7 @@ def test_a_log_of_a_shard_that_is_not_selected_is_kept(shards, consumer, prefix)
     a_log(shards.tool, log, 2)
     for shard in ("shard-a", "shard-b"):
         consumer.put(spec_of(shard, prefix))
-    # What shard-b needs was made by shard-a, in its log.
-    forked = hints_at(f"{prefix}/logs/shard-b", PIECE, 2 * PIECE, segment_log=log)
-    segment = forked.live_nodes[0].segments.add()
-    segment.CopyFrom(hints_at(log, 0).live_nodes[0].segments[0])
-    segment.first_seq_no, segment.last_seq_no, segment.log = 3, 4, ""
+    forked = forked_hints(prefix)
     for key in ("primary", "backup.0"):
         consumer.put_hints("shard-a", key, hints_at(log, PIECE))
         consumer.put_hints("shard-b", key, forked)
@@ -394,8 +400,44 @@ def test_a_log_of_a_shard_that_is_not_selected_is_kept(shards, consumer, prefix)
     assert "--selector was not given" in shards("prune").stderr
 
 
+def test_a_log_that_another_shard_needs_is_not_deleted(shards, consumer, prefix):
+    log = f"{prefix}/logs/shard-a"
+    a_log(shards.tool, log, 2)
+    for shard in ("shard-a", "shard-b"):
+        consumer.put(spec_of(shard, prefix))
+    consumer.put_hints("shard-b", "backup.0", forked_hints(prefix))
+    refused = shards("delete", "-l", "id=shard-a", "--with-log", "--yes")
+    assert refused.status == 1
+    assert f"shard-b needs {log}, the log of shard-a" in refused.stderr
+    assert outcomes(shards("delete", "-l", "id=shard-a", "--yes", "-o", "json")) == {
+        "shard-a": "deleted"
+    }
+    assert len(stored(shards.tool, log)) == 2
+
+
+def test_shards_that_cannot_be_reset_say_why(shards, consumer, prefix, monkeypatch):
+    create(shards.tool, f"{prefix}/in")
+    spec = spec_of("shard-a", prefix)
+    consumer.put(spec)
+    reset = ("reset", "-l", "id=shard-a", "--to", "end")
+    without_log = shards(*reset)
+    assert without_log.status == 1
+    assert f"{prefix}/logs/shard-a, the log of shard-a, does not exist" in without_log.stderr
+    spec.recovery_log_prefix = spec.hint_prefix = ""
+    consumer.put(spec)
+    in_sql = shards(*reset)
+    assert in_sql.status == 1
+    assert "empty its tables there, and reset it with --keep-state" in in_sql.stderr
+
+    monkeypatch.setattr("gazette_sdk.cli.shards.reset.RELEASE_TIMEOUT_S", 0.3)
+    consumer.assign("shard-a", 0, code=PRIMARY)  # and nothing takes it back
+    held = shards(*reset, "--keep-state")
+    assert held.status == 1
+    assert "shard-a is still held by aaaa after 0 s; the shards are disabled" in held.stderr
+
+
 def test_help_has_examples(shards):
-    for command in ("list", "apply", "edit", "unassign", "recover", "prune"):
+    for command in ("list", "apply", "delete", "edit", "unassign", "reset", "recover", "prune"):
         text = shards(command, "--help").text
         assert f"gazctl shards {command}" in text
         assert "--consumer.address" in text

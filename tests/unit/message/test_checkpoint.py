@@ -117,10 +117,11 @@ STORED = [
     Checkpoint({"a": 1}),
     Checkpoint({"a/journal": 7}, [ProducerState("a/journal", b"\1bcdef", 1 << 60, -1)]),
     Checkpoint({"a": 1, "b": 1 << 40}, [], {"a": b"ack"}, {"b": 3}),
+    Checkpoint({"a": 1}, reset="3f"),
 ]
 
 
-@pytest.mark.parametrize("checkpoint", STORED, ids=["empty", "one", "producer", "more"])
+@pytest.mark.parametrize("checkpoint", STORED, ids=["empty", "one", "producer", "more", "reset"])
 def test_damage_of_a_stored_checkpoint_is_found(checkpoint):
     stored = checkpoint.to_bytes()
     assert Checkpoint.from_bytes(stored) == checkpoint
@@ -175,6 +176,7 @@ def test_numbers_and_types_of_the_stored_form():
     assert fields(whole) == {
         "sources": (1, kinds.TYPE_MESSAGE),
         "ack_intents": (2, kinds.TYPE_MESSAGE),
+        "reset": (101, kinds.TYPE_STRING),  # our own: others skip it
     }
     assert fields(whole.Source) == {
         "read_through": (1, kinds.TYPE_INT64),

@@ -24,7 +24,7 @@ MESSAGES = {
     "ShardSpec.Source": "1 journal string, 3 min_offset int64",
     "ConsumerSpec": "1 process_spec protocol.ProcessSpec, 2 shard_limit uint32, 3 exiting bool",
     "ReplicaStatus": "1 code ReplicaStatus.Code, 2 errors *string",
-    "Checkpoint": "1 sources string:Checkpoint.Source, 2 ack_intents string:bytes",
+    "Checkpoint": "1 sources string:Checkpoint.Source, 2 ack_intents string:bytes, 101 reset string",
     "Checkpoint.Source": "1 read_through int64, 2 producers *Checkpoint.Source.ProducerEntry, "
     "100 create_revision int64, 101 watermark_us int64, 102 published_us int64",
     "Checkpoint.Source.ProducerEntry": "1 id bytes, 2 state Checkpoint.ProducerState",
@@ -36,7 +36,7 @@ MESSAGES = {
     "4 status *ReplicaStatus, 5 create_revision int64",
     "ApplyRequest": "1 changes *ApplyRequest.Change, 100 extension bytes",
     "ApplyRequest.Change": "1 expect_mod_revision int64, 2 upsert ShardSpec, 3 delete string, "
-    "4 primary_hints recoverylog.FSMHints",
+    "4 primary_hints recoverylog.FSMHints, 101 delete_hints bool",
     "ApplyResponse": "1 status Status, 2 header protocol.Header, 100 extension bytes",
     "StatRequest": "1 header protocol.Header, 2 shard string, 3 read_through string:int64, "
     "100 extension bytes",

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from gazette_sdk import JsonMessage, mapping, shard
 from gazette_sdk.errors import ClosedError, ConfigurationError, ValidationError
 from gazette_sdk.message.checkpoint import Checkpoint
+from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.shard.stores.codec import any_key
 from gazette_sdk.shard.transaction import consume as consume_module
 from gazette_sdk.shard.transaction import timers as timers_module
@@ -290,7 +291,7 @@ def test_a_message_may_be_deferred_after_a_timer(tmp_path):
     store.restore()
     store.put_timers({any_key.encode(7): 1})
     machine = TransactionMachine(min_s=0, max_s=10, waits_for_acks=True, overlaps_commit=True)
-    txn = Transaction(None, store, output)
+    txn = Transaction(shard.Shard("s", cpb.ShardSpec(), None, "s"), store, output)
     txn.times = EventTime([JOURNAL])
     consumer = MessageConsumer(
         defers,

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from gazette_sdk import shard
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.envelope import Envelope
+from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.shard.transaction import consume
 from gazette_sdk.shard.transaction.consume import MessageConsumer
 from gazette_sdk.shard.transaction.failure import BadRecords
@@ -188,7 +189,7 @@ class Run:
         self._current: list[int] = []
         application = shard.handler(message=list, store=shard.JsonStore)(self._handle)
         output = MemoryOutput()
-        txn = Transaction(None, Store(), output)
+        txn = Transaction(shard.Shard("s", cpb.ShardSpec(), None, "s"), Store(), output)
         self.consumer = MessageConsumer(
             application,
             txn,
