@@ -25,6 +25,16 @@ SPARK = (
 )
 """Tests that run a JVM with a Spark session, by the begin of their ids."""
 
+MANY_PROCESSES = (
+    "tests/benchmarks/",
+    "tests/crash/",
+    "tests/docs/",
+    "tests/integration/cli/",
+    "tests/integration/local_cluster/",
+    "tests/simulation/",
+)
+"""Tests that start many processes."""
+
 # A JVM of tests ends within a minute: it takes a fifth less processor time with its quick compiler.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
@@ -46,12 +56,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Schedulin
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with Spark, which takes longest, and mix the other files.
+    """Begin with Spark, which takes longest, and end with tests of many processes.
 
-    Some of them wait, and others compute: in the order of their names, processors would be idle
-    half of the time, and taken by too many tests in the other half.
+    Spark gives a process of Python ten seconds to start, which a busy machine exceeds. Otherwise
+    files are mixed: some of them wait, and others compute. In the order of their names processors
+    would be idle half of the time, and taken by too many tests in the other half.
     """
-    items.sort(key=lambda item: (not item.nodeid.startswith(SPARK), _mixed(item.nodeid)))
+    items.sort(
+        key=lambda item: (
+            not item.nodeid.startswith(SPARK),
+            item.nodeid.startswith(MANY_PROCESSES),
+            _mixed(item.nodeid),
+        )
+    )
 
 
 def _mixed(nodeid: str) -> int:

@@ -116,6 +116,11 @@ class Checkpoint:
             times=_without(self.times, journals),
         )
 
+    def needed_from(self, journal: str) -> int:
+        """Return the offset before which nothing is read again, also not of open sequences."""
+        begins = [each.begin for each in self.producers if each.journal == journal]
+        return min([self.offsets.get(journal, 0), *(begin for begin in begins if begin >= 0)])
+
     def to_bytes(self) -> bytes:
         """Return the stored form, with a checksum.
 

@@ -328,6 +328,8 @@ class MessageConsumer:
         checkpoint = self.input.checkpoint(self.left_count)
         checkpoint.ack_intents = dict(self.output.end())
         checkpoint.reset = self.txn.shard.reset
+        if self.bad.skipped:
+            self.bad.skipped = self.txn.shard.skipped(checkpoint)
         if self._has_timers:
             self.txn.timers.put()
         rows: dict[bytes, bytes | None] = {}

@@ -227,11 +227,7 @@ class BadRecords:
     def holds(self, envelope: Envelope[Any]) -> bool:
         """Return True if a message is left out."""
         record = envelope.journal, envelope.begin
-        if record in self._refusals or self._skips(*record):
-            return True
-        if self.skipped.get(record[0], (0, math.inf))[1] <= record[1]:
-            del self.skipped[record[0]]
-        return False
+        return record in self._refusals or self._skips(*record)
 
     def _skips(self, journal: str, offset: int) -> bool:
         begin, end = self.skipped.get(journal, (0, 0))

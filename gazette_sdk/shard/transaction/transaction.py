@@ -91,8 +91,9 @@ class Shard:
         for value in self.labels(SKIP):
             journal, _, offsets = value.rpartition("=")
             begin, _, end = offsets.partition("-")
-            passed = checkpoint.offsets.get(journal, 0)
-            if begin.isdecimal() and end.isdecimal() and int(end) > passed:
+            if not (begin.isdecimal() and end.isdecimal()):
+                continue  # not of `gazctl shards skip`
+            if int(end) > checkpoint.needed_from(journal):
                 found[journal] = int(begin), int(end)
         return found
 

@@ -361,3 +361,27 @@ def test_lines_that_cannot_be_decoded_are_skipped_and_saved(running, tmp_path):
     unknown = shards.gazctl("shards", "skip", "no/such/shard")
     assert unknown.status == 1
     assert "there is no shard no/such/shard" in unknown.stderr
+
+
+def test_a_record_of_a_transaction_that_ended_late_is_skipped(running):
+    shards = running()
+    by_word = mapping.modulo("topic=words", key=lambda message: message.word)
+
+    def between(_intents):
+        shards.publish(*"abcd" * 5)  # committed before, at greater offsets of both partitions
+        until = time.monotonic() + 30
+        while shards.counts() != {word: [1, 2, 3, 4, 5] for word in "abcd"}:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+    with (
+        Publisher(mapping=by_word, transport=shards.gazette.transport) as publisher,
+        publisher.transaction(save=between) as txn,
+    ):
+        for word in ("poison", *"abcd"):
+            txn.publish(Word(word))
+    first = failed(shards)
+    outcome = shards.gazctl("shards", "skip", first)
+    assert outcome.status == 0, outcome.stderr
+    shards.wait()
+    assert shards.counts() == {word: [1, 2, 3, 4, 5, 6] for word in "abcd"}
