@@ -8,6 +8,7 @@ module of its own name, which is imported when the command runs:
 - ``fragments``: ``gazctl journals fragments``, ``prune``, ``check-store-health`` and ``reset-
   head``.
 - ``read``: ``gazctl journals read``.
+- ``redrive``: ``gazctl journals redrive``.
 - ``specs``: ``gazctl journals apply``, ``create``, ``edit``, ``delete`` and ``suspend``.
 - ``append``: ``gazctl journals append``.
 """

@@ -264,6 +264,26 @@ class PruneSettings(SelectionSettings):
     file_root: FileRoot = ""
 
 
+class RedriveSettings(Settings):
+    """Options of ``redrive``."""
+
+    to: Annotated[
+        str,
+        Option("To", "Label selector of the journals that get the records", in_ini=False),
+    ] = ""
+    state: Annotated[
+        str,
+        Option("State", "File for the position in the dead letters", in_ini=False),
+    ] = ""
+    filter: Annotated[
+        str, Option("Filter", "Only letters whose error contains this text", in_ini=False)
+    ] = ""
+    limit: Annotated[
+        int, Option("Limit", "Greatest number of records; 0 for all", in_ini=False), Field(ge=0)
+    ] = 0
+    dry_run: Annotated[bool, Option("DryRun", "Only count what would be published")] = False
+
+
 class ResetHeadSettings(SelectionSettings):
     """Options of ``reset-head``."""
 
@@ -297,6 +317,7 @@ APPEND = Group("journals.append", AppendSettings)
 READ = Group("journals.read", ReadSettings)
 FRAGMENTS = Group("journals.fragments", FragmentsSettings)
 PRUNE = Group("journals.prune", PruneSettings)
+REDRIVE = Group("journals.redrive", RedriveSettings)
 RESET_HEAD = Group("journals.reset-head", ResetHeadSettings)
 SUSPEND = Group("journals.suspend", SuspendSettings)
 STORE_HEALTH = Group("journals.store-health", StoreHealthSettings)
@@ -531,6 +552,36 @@ COMMANDS = (
             ),
             ("gazctl journals prune -l topic=orders --yes", "remove it"),
         ),
+    ),
+    Command(
+        "journals redrive",
+        "Publish the records of dead letters again, exactly once",
+        "gazette_sdk.cli.journals.redrive:run",
+        (REDRIVE,),
+        in_doubt="records may have been published; run the command again with the same file",
+        details=(
+            "Reads a journal of dead letters to its write head, and publishes their records: each "
+            "to the journal that it came from if --to matches that, else to one of the others, and "
+            "all of one journal to the same. --state is a file for the position. With the same "
+            "file a later run continues after the last one, also after one that was killed: "
+            "committed readers get each record once. Letters that --filter leaves out are passed "
+            "over for this file.\n\n"
+            "Letters of bytes that are no JSON object are counted and left alone: correct these by "
+            "hand, and append them with `gazctl journals append`."
+        ),
+        examples=(
+            (
+                "gazctl journals redrive bad-orders --to topic=orders --state redrive.json",
+                "all letters, once the handler was corrected",
+            ),
+            (
+                "gazctl journals redrive bad-orders --to topic=orders --filter KeyError --dry-run",
+                "count those of one error",
+            ),
+        ),
+        arguments="JOURNAL",
+        arguments_min=1,
+        arguments_max=1,
     ),
     Command(
         "journals reset-head",

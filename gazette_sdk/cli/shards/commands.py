@@ -355,6 +355,9 @@ COMMANDS = (
             "have published stays, and messages that are read again are published again.\n\n"
             "`--to end` is the write heads of now. A time is that of the messages' UUIDs: reading "
             "begins at the first one since then. An offset has to be that of a message's begin.\n\n"
+            "Reading again with --keep-state needs that all processes of the application run this "
+            "SDK: those of Gazette do not know of it, and a shard that comes back from one would "
+            "read again once more. "
             "Shards whose state is in an SQL database need --keep-state: empty its tables there. "
             "If the command is interrupted, run it again: until then the shards may be disabled."
         ),

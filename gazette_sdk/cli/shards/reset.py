@@ -8,7 +8,8 @@ command is run again. Its steps, in this order:
 3. The specs of the shards are changed, which enables them.
 
 A new log leads to an empty checkpoint, so that a shard reads from the least offsets of its spec.
-One that keeps its state forgets its positions when it finds a new name in its label of resets.
+One that keeps its state, and is to read again, forgets its positions when it finds a new name in
+its label of resets.
 
 Shards that are deleted are disabled first, too. Their logs are deleted before them: a process that
 creates the shards again then creates new logs.
@@ -111,9 +112,7 @@ async def run_reset(invocation: Invocation) -> None:
         offsets = await position.offsets(transport, _sources(shards))
         if not settings.dry_run:
             released = await _released(client, settings.selector, shards)
-            specs = [
-                _changed(shard.spec, offsets, keeps_state=settings.keep_state) for shard in released
-            ]
+            specs = [_changed(shard.spec, offsets, settings) for shard in released]
             if not settings.keep_state:
                 await _create_logs(transport, logs, specs)
             await _apply(client, released, specs)
@@ -319,7 +318,7 @@ def _copy(spec: cpb.ShardSpec) -> cpb.ShardSpec:
 
 
 def _changed(
-    spec: cpb.ShardSpec, offsets: Mapping[str, int], *, keeps_state: bool
+    spec: cpb.ShardSpec, offsets: Mapping[str, int], settings: ResetSettings
 ) -> cpb.ShardSpec:
     """Return the spec of a shard that begins at offsets, in the next generation of its log."""
     changed = _copy(spec)
@@ -329,10 +328,10 @@ def _changed(
     for source in changed.sources:
         if source.journal not in tables:
             source.min_offset = offsets[source.journal]
-    if keeps_state:
-        set_value(changed.labels, RESET, secrets.token_hex(8))
-    else:
+    if not settings.keep_state:
         _advance(changed)
+    elif settings.to != "end":  # after all that is committed the least offsets are enough
+        set_value(changed.labels, RESET, secrets.token_hex(8))
     return changed
 
 

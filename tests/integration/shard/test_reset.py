@@ -162,6 +162,12 @@ def test_a_reset_before_a_message_holds_over_a_restart(running):
     shards.wait()
     assert shards.counts() == {"a": [1, 2, 1]}
     assert {spec.recovery_log_prefix for spec in shards.specs()} == {"recovery/generation-2"}
+    assert not any(value_of(spec.labels, RESET) for spec in shards.specs())
+    assert shards.reset("--to", "begin", "--keep-state").status == 0
+    shards.wait()
+    shards.publish("a")
+    shards.wait()
+    assert shards.counts() == {"a": [1, 2, 1, 2, 3, 4, 5]}
     assert all(value_of(spec.labels, RESET) for spec in shards.specs())
 
 

@@ -16,7 +16,7 @@ PROGRAMS = {"gazctl": GAZCTL, "gazette": GAZETTE}
 COMPLETED = [
     (["gazctl", ""], ["attach-uuids", "completion", "journals", "print-config", "shards"]),
     (["gazctl", "--v"], ["--version"]),
-    (["gazctl", "journals", "re"], ["read", "reset-head"]),
+    (["gazctl", "journals", "re"], ["read", "redrive", "reset-head"]),
     (["gazctl", "journals", "--zone", "a", "lis"], ["list"]),
     (["gazctl", "journals", "--zone", "=", "a", "lis"], ["list"]),
     (["gazctl", "journals", "list", "--for"], ["--format"]),
