@@ -35,6 +35,15 @@ MANY_PROCESSES = (
 )
 """Tests that start many processes."""
 
+LONGEST = (
+    "tests/crash/test_failover.py",
+    "tests/crash/test_waiting_journals.py",
+    "tests/docs/test_first_hour.py",
+    "tests/docs/test_pages.py",
+    "tests/simulation/test_simulation.py",
+)
+"""Those of them that take a minute or more: at the end, other workers would wait for them."""
+
 # A JVM of tests ends within a minute: it takes a fifth less processor time with its quick compiler.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
@@ -66,6 +75,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         key=lambda item: (
             not item.nodeid.startswith(SPARK),
             item.nodeid.startswith(MANY_PROCESSES),
+            not item.nodeid.startswith(LONGEST),
             _mixed(item.nodeid),
         )
     )
