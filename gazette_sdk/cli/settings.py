@@ -51,6 +51,9 @@ OutcomeFormat = Annotated[
 ]
 """Format of what came of each item."""
 
+DeleteYes = Annotated[bool, Option("Yes", "Do not ask for confirmation", short="y", in_ini=False)]
+"""Consent to a deletion."""
+
 RemoveNothing = Annotated[
     bool, Option("DryRun", "Only show what would be removed, which is the default")
 ]

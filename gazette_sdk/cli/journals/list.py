@@ -393,9 +393,14 @@ def load_offsets(path: Path, *, replaced: bool) -> dict[str, int]:
 
 def store_offsets(path: Path, offsets: Mapping[str, int]) -> None:
     """Replace a file of offsets atomically."""
+    replace_file(path, orjson.dumps(dict(offsets), option=orjson.OPT_SORT_KEYS) + b"\n")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace the content of a file: after a crash it has the old or the new one, on disk."""
     temporary = Path(f"{path}.temp")
     with temporary.open("wb") as file:
-        file.write(orjson.dumps(dict(offsets), option=orjson.OPT_SORT_KEYS) + b"\n")
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)

@@ -7,7 +7,6 @@ killed is run again, and writes those first.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ import msgspec
 from gazette_sdk.cli.client import open_broker
 from gazette_sdk.cli.formats import write_table
 from gazette_sdk.cli.journals.commands import REDRIVE, RedriveSettings
+from gazette_sdk.cli.journals.list import replace_file
 from gazette_sdk.cli.program import CommandFailedError, Invocation
 from gazette_sdk.errors import ConfigurationError, FramingError
 from gazette_sdk.framing import framing_for
@@ -223,13 +223,7 @@ def _load(path: Path, letters: str) -> _Saved | None:
 
 
 def _store(path: Path, saved: _Saved) -> None:
-    """Replace the file atomically."""
-    temporary = Path(f"{path}.temp")
-    with temporary.open("wb") as file:
-        file.write(msgspec.json.encode(saved) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    replace_file(path, msgspec.json.encode(saved) + b"\n")
 
 
 def _show(letters: str, settings: RedriveSettings, counts: _Counts) -> None:

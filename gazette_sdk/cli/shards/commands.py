@@ -11,6 +11,7 @@ from pydantic import Field
 
 from gazette_sdk.cli.program import Command
 from gazette_sdk.cli.settings import (
+    DeleteYes,
     FileRoot,
     LabelColumns,
     MaxTxnSize,
@@ -76,9 +77,7 @@ class DeleteSettings(Settings):
     selector: Annotated[
         str, Option("Selector", "Label selector of the shards", short="l", in_ini=False)
     ] = ""
-    yes: Annotated[bool, Option("Yes", "Do not ask for confirmation", short="y", in_ini=False)] = (
-        False
-    )
+    yes: DeleteYes = False
     with_log: Annotated[
         bool,
         Option(

@@ -41,7 +41,7 @@ class Topic:
         return self.tool("journals", "redrive", self.letters, "--to", to, *arguments)
 
     def published(self):
-        """What committed readers get, by journal."""
+        """Return what committed readers get, by journal."""
         found = {}
         for each in Reader(dict, f"topic={self.name}"):
             found.setdefault(each.journal, []).append(each.message["n"])
