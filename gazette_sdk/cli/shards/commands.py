@@ -403,7 +403,7 @@ COMMANDS = (
     Command(
         "shards recover",
         "Restore the files of a shard's store from its recovery log",
-        "gazette_sdk.cli.shards.recover:run_recover",
+        "gazette_sdk.cli.shards.logs:run_recover",
         (RECOVER,),
         details=(
             "Plays the recovery log into a directory, to its present write head. The shard itself "
