@@ -67,7 +67,11 @@ class Disks:
             inode = (status.st_dev, status.st_ino)
             is_named = known.get(path.name) == inode
             if not is_named and self._rng.random() < 0.5:
-                path.unlink()
+                former = self._content.get(known.get(path.name, (0, 0)))
+                if former is None:
+                    path.unlink()
+                else:  # it was replaced, and the new name was not forced
+                    path.write_bytes(former)
                 continue
             data = path.read_bytes()
             forced = self._content.get(inode, b"")

@@ -359,7 +359,10 @@ class SpoolDirectory:
         return former is not None and former.create_revision == create_revision
 
     def note_head(self, head: Head, reason: HeadInput = HeadInput.COMMITTED) -> None:
-        """Write a head, if it is greater than the known one.
+        """Note a head, if it is greater than the known one, and write it.
+
+        With durability ``persisted`` the loop does not wait for the disk to close a fragment:
+        :meth:`write_head` is called before the log, which has this head too, is removed.
 
         Args:
             head: the head.
@@ -377,14 +380,14 @@ class SpoolDirectory:
                     known.end > head.end or known == head
                 ):
                     return
-            if head_step(self._state_of(head.journal), reason)[0] is HeadEffect.WRITE:
-                self._heads[head.journal] = head
-                self._unwritten.add(head.journal)
-                self._write_head(head)
-                if self._unverified.pop(head.journal, None) is not None:
-                    self._unverified_path(head.journal).unlink(missing_ok=True)
-                if self._former.pop(head.journal, None) is not None:
-                    self._former_path(head.journal).unlink(missing_ok=True)
+            if head_step(self._state_of(head.journal), reason)[0] is not HeadEffect.WRITE:
+                return
+            self._heads[head.journal] = head
+            self._unwritten.add(head.journal)
+            self._unverified.pop(head.journal, None)
+            self._former.pop(head.journal, None)
+        if self.durability is Durability.REPLICATED or reason is not HeadInput.COMMITTED:
+            self.write_head(head.journal)
 
     def verify_head(self, head: Head) -> None:
         """Use an unverified head: no one has bytes after it.
@@ -676,22 +679,46 @@ class SpoolDirectory:
             finally:
                 os.close(fd)
 
-    def sync_head(self, journal: str) -> None:
-        """Write a journal's head, if it is known, through to disk. Blocks.
+    def write_head(self, journal: str) -> None:
+        """Write a journal's head, if it is known, to its file. Blocks.
+
+        With durability ``persisted`` it is on disk before it replaces the file, which holds the
+        last head, and the lock is free meanwhile: the loop takes it.
 
         Raises:
-            OSError: it is not on disk.
+            OSError: it is not written.
         """
-        self._write_unwritten_head(journal)
-        try:
-            fd = os.open(self._directory_of(journal) / "head", os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return  # it is not known, or was just forgotten
-        try:
-            os.fdatasync(fd)
-        finally:
-            os.close(fd)
-        self.sync_names(journal)
+        directory, is_synced = self._directory_of(journal), self.durability is Durability.PERSISTED
+        while (head := self._unwritten_head(journal)) is not None:
+            directory.mkdir(exist_ok=True)
+            fd, fresh = tempfile.mkstemp(suffix=".new", dir=directory)
+            with os.fdopen(fd, "wb") as file:
+                file.write(encode_head(head))
+                if is_synced:
+                    file.flush()
+                    os.fsync(fd)
+            with self._heads_lock:
+                if self._heads.get(journal) is not head:  # forgotten, or another one
+                    Path(fresh).unlink()
+                    continue
+                Path(fresh).rename(directory / "head")
+                if journal not in self._unverified:
+                    self._unverified_path(journal).unlink(missing_ok=True)
+                if journal not in self._former:
+                    self._former_path(journal).unlink(missing_ok=True)
+            if is_synced:
+                self.sync_names(journal)
+            with self._heads_lock:
+                if self._heads.get(journal) is head:
+                    self._unwritten.discard(journal)
+
+    def head_is_written(self, journal: str) -> bool:
+        """Return True if a journal's file has the head that is known of it, if one is."""
+        return journal not in self._unwritten
+
+    def _unwritten_head(self, journal: str) -> Head | None:
+        with self._heads_lock:
+            return self._heads.get(journal) if journal in self._unwritten else None
 
     def _opened(self, stem: Path, origin: Origin) -> ContentFile:
         return ContentFile(
@@ -704,23 +731,9 @@ class SpoolDirectory:
     def _directory_of(self, journal: str) -> Path:
         return self.root / "journals" / _safe_name(journal)
 
-    def _write_head(self, head: Head) -> None:
-        directory = self._directory_of(head.journal)
-        directory.mkdir(exist_ok=True)
-        replace_file(directory / "head", encode_head(head))
-        self._unwritten.discard(head.journal)
-
-    def _write_unwritten_head(self, journal: str) -> None:
-        with self._heads_lock:
-            if journal in self._unwritten:
-                self._write_head(self._heads[journal])
-
     def _remove(self, stem: Path, journal: str) -> None:
         """Remove a spool's files, after the head which they have is written to its own file."""
-        if self.durability is Durability.PERSISTED:
-            self.sync_head(journal)
-        else:
-            self._write_unwritten_head(journal)
+        self.write_head(journal)
         stem.with_suffix(".log").unlink(missing_ok=True)
         stem.with_suffix(".content").unlink(missing_ok=True)
 
@@ -808,13 +821,18 @@ class JournalSpools:
         if is_new:
             self._directory.sync_names(self.name)
 
-    def sync_head(self) -> None:
-        """Write the head through to disk. Blocks.
+    @property
+    def head_is_written(self) -> bool:
+        """True if the journal's file has the head that is known, if one is."""
+        return self._directory.head_is_written(self.name)
+
+    def write_head(self) -> None:
+        """Write the head to its file. Blocks. See :meth:`SpoolDirectory.write_head`.
 
         Raises:
-            OSError: it is not on disk.
+            OSError: it is not written.
         """
-        self._directory.sync_head(self.name)
+        self._directory.write_head(self.name)
 
     def disk_error(self, doing: str, error: OSError) -> SpoolDiskError:
         """Return the error that names the disk which refuses a spool's bytes, and the remedy."""

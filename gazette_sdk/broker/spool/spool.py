@@ -91,7 +91,6 @@ class Spool:
         self._log: CommitLog | None = None
         self._is_synced = True  # with durability ``persisted``: what is committed is on disk
         self._is_synced_name = False
-        self._is_synced_head = True  # False: no log has it
         self._syncing: asyncio.Future[None] | None = None
         self._sync_failure: SpoolDiskError | None = None
         self._batched = 0  # committed bytes that compression got
@@ -450,8 +449,6 @@ class Spool:
             self.registers = _copy(registers)
             self._registers_bytes = registers.SerializeToString(deterministic=True)
         # The head file is written before the log, which also has the head, may be removed.
-        if proposal.end > fragment.end:
-            self._is_synced_head = False
         self._storage.note_head(proposal.end, self._registers_bytes)
         first_append_s = self.first_append_s
         if self._log is not None:
@@ -509,14 +506,13 @@ class Spool:
         self._syncing, self._is_synced_name = None, True
 
     async def _sync_head(self) -> None:
-        """Sync the head file when the head came from a peer: no spool of ours ends there."""
-        if self._is_synced_head:
+        """Force the head to disk, if it is not there: no log has one that came from a peer."""
+        if self._storage.head_is_written:
             return
         try:
-            await asyncio.to_thread(self._storage.sync_head)
+            await asyncio.to_thread(self._storage.write_head)
         except OSError as error:
             raise self._storage.disk_error("force the head to disk", error) from error
-        self._is_synced_head = True
 
     async def _retry(self, work: Callable[[], None], doing: str, error: OSError) -> None:
         for pause_s in DISK_RETRIES_S:

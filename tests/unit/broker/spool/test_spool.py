@@ -413,40 +413,40 @@ def test_a_sync_that_was_given_up_and_fails_is_not_repeated(tmp_path, monkeypatc
     asyncio.run(scenario())
 
 
-def test_with_durability_persisted_a_head_that_others_told_is_synced_before_the_answer(
-    tmp_path, monkeypatch
-):
+def test_with_durability_persisted_a_head_is_on_disk_before_the_answer(tmp_path, monkeypatch):
     async def scenario():
         with SpoolDirectory(tmp_path, durability=Durability.PERSISTED) as directory:
             user = SpoolUser(directory)
             synced = []
             storage = type(user.spool._storage)
-            sync_head = storage.sync_head
+            write_head = storage.write_head
 
             def noted(self):
-                sync_head(self)
+                write_head(self)
                 synced.append(self.head.end)
 
-            monkeypatch.setattr(storage, "sync_head", noted)
+            monkeypatch.setattr(storage, "write_head", noted)
             await user.append(b"one")
             await user.roll()
-            assert synced == [], "the spool's log has it"
+            assert synced == [3]
             await user.roll(100)
-            assert synced == [100]
-            await user.append(b"two")
-            await user.roll()
-            assert synced == [100]
+            assert synced == [3, 100]
+            directory.forget_head(user.spool.journal)
+            await user.roll(100)
+            assert synced == [3, 100, 100], "the file was removed meanwhile"
+            await user.roll(100)
+            assert synced == [3, 100, 100]
 
             def fails(self):
                 raise OSError(5, "Input/output error")
 
-            monkeypatch.setattr(storage, "sync_head", fails)
+            monkeypatch.setattr(storage, "write_head", fails)
             for _ in range(2):  # it is not believed later
                 with pytest.raises(SpoolDiskError, match="check that disk"):
                     await user.roll(200)
-            monkeypatch.setattr(storage, "sync_head", noted)
+            monkeypatch.setattr(storage, "write_head", noted)
             await user.roll(200)
-            assert synced == [100, 200]
+            assert synced == [3, 100, 100, 200]
 
     asyncio.run(scenario())
 
