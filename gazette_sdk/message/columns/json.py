@@ -4,19 +4,21 @@ Where every line begins with its UUID, as our own publishers write it, UUIDs are
 block in bulk. If the lines also have one layout, their values are cut out, too, see ``layout``. All
 other lines are parsed by pyarrow, with blanks in place of the UUIDs that were cut out.
 
-The error of that parser names no line. A bad line is found by bisection, which takes a few times
-longer than parsing the block. Types that ``pyarrow.json`` cannot parse are decoded object by
-object.
+The error of that parser names no line. The first bad line is the first one that a decoder of
+objects refuses, if the parser refuses it, too; else it is found by bisection, which takes many
+times longer. Types that ``pyarrow.json`` cannot parse are decoded object by object.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import datetime as dt
 import decimal
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
@@ -200,8 +202,20 @@ class JsonObjects:
             bytes_form,
             msgspec.Raw if takes_any else str,
         )
-        self._decode = msgspec.json.Decoder(row, dec_hook=_decoded_bytes).decode_lines
+        self._decoder = msgspec.json.Decoder(row, dec_hook=_decoded_bytes)
         self._cut_times = time_cutter(row)
+
+    def first_refused(self, lines: Lines) -> int | None:
+        """Return the index of the first line that is no object of these types; None without one."""
+        content = bytes(lines.block)
+        places = zip(lines.begins.tolist(), lines.ends.tolist(), strict=True)
+        for index, (begin, end) in enumerate(places):
+            line = content[begin:end]
+            try:
+                self._decoder.decode(line if self._cut_times is None else self._cut_times(line))
+            except (ValueError, RecursionError):
+                return index
+        return None
 
     def table(self, block: bytes | bytearray | memoryview) -> pa.Table:
         """Return the table of lines, without blank ones.
@@ -213,7 +227,7 @@ class JsonObjects:
         try:
             if self._cut_times is not None and holds_long_times(block, 0, len(block)):
                 block = b"\n".join(map(self._cut_times, bytes(block).split(b"\n")))
-            objects = self._decode(block)
+            objects = self._decoder.decode_lines(block)
         except msgspec.DecodeError as error:
             raise ValueError(str(error)) from error
         columns = []
@@ -405,12 +419,12 @@ class JsonColumns:
         self._holds_decimals = any(_holds_decimals(field.type) for field in self._fields)
         self._floats = [field.name for field in self._fields if holds_floats(field.type)]
         self._bytes_form = bytes_form
-        self._takes_any = (
-            JsonObjects(self._fields, bytes_form, takes_any=True) if takes_any else None
-        )
-        self._objects = (
-            None if is_parsed else self._takes_any or JsonObjects(self._fields, bytes_form)
-        )
+        self._takes_any = takes_any
+        self._is_parsed = is_parsed
+
+    @cached_property
+    def _objects(self) -> JsonObjects:
+        return JsonObjects(self._fields, self._bytes_form, takes_any=self._takes_any)
 
     def parse(self, lines: Lines) -> Parsed:
         """Return the columns of lines, up to the first bad one."""
@@ -505,11 +519,28 @@ class JsonColumns:
         try:
             return self._table(lines), None
         except MISFITS as error:
-            good, cause = first_misfit(
-                len(lines), lambda start, stop: self._table(lines.part(start, stop)), error
-            )
-        best = self._table(lines.part(0, good)) if good else self._wanted.empty_table()
-        return best, cause
+            cause: Exception = error
+        suspect = self._objects.first_refused(lines)
+        found = None if suspect is None else self._refusal(lines.part(suspect, suspect + 1))
+        if suspect is not None and found is not None:
+            with contextlib.suppress(*MISFITS):  # an earlier line is bad
+                return self._begin(lines, suspect), found
+        good, cause = first_misfit(
+            len(lines), lambda start, stop: self._table(lines.part(start, stop)), cause
+        )
+        return self._begin(lines, good), cause
+
+    def _begin(self, lines: Lines, count: int) -> pa.Table:
+        """Return the table of the first lines."""
+        return self._table(lines.part(0, count)) if count else self._wanted.empty_table()
+
+    def _refusal(self, line: Lines) -> Exception | None:
+        """Return the error of a single line; None if it has none."""
+        try:
+            self._table(line)
+        except MISFITS as error:
+            return error
+        return None
 
     def _table(self, lines: Lines) -> pa.Table:
         """Return the table of lines.
@@ -518,13 +549,14 @@ class JsonColumns:
             ArrowInvalid: or another of pyarrow's errors: a line is bad.
             ValueError: the same.
         """
-        if not _are_objects(lines):
-            lines = _stripped(lines)
+        bare = _bare_objects(lines)
+        if not bare.all():
+            lines = _stripped(lines, bare)
         try:
             table = self._parsed(lines.block)
         except pa.ArrowInvalid as error:
-            if self._takes_any is not None:
-                table = self._takes_any.table(lines.block)
+            if self._takes_any:
+                table = self._objects.table(lines.block)
             elif _TWICE in str(error):
                 # pyarrow refuses a key that an object has twice. All other readers take the last.
                 table = self._parsed(_with_last_values(lines.block))
@@ -543,7 +575,7 @@ class JsonColumns:
 
     def _parsed(self, content: bytes | bytearray | memoryview) -> pa.Table:
         """Return the table of well-formed lines."""
-        if self._objects is not None:
+        if not self._is_parsed:
             return self._objects.table(content)
         block = pa.py_buffer(content)
         try:
@@ -556,7 +588,7 @@ class JsonColumns:
             )
         except pa.ArrowNotImplementedError:
             # pyarrow cannot parse these types at all: from now on objects are decoded.
-            self._objects = self._takes_any or JsonObjects(self._fields, self._bytes_form)
+            self._is_parsed = False
             return self._objects.table(content)
         if self._holds_decimals:
             table.validate(full=True)  # pyarrow takes integers of more digits
@@ -591,28 +623,30 @@ def _with_last_values(block: bytes | bytearray | memoryview) -> bytes:
     return b"\n".join(lines)
 
 
-def _are_objects(lines: Lines) -> bool:
-    """Return True if each line begins and ends like an object."""
+def _bare_objects(lines: Lines) -> npt.NDArray[np.bool_]:
+    """Return for each line if it begins and ends like an object."""
     content = np.frombuffer(lines.block, np.uint8)
     begins, ends = lines.begins, lines.ends
-    if int((ends - begins).min()) <= 2:
-        return False
-    return bool(
-        (content[begins] == _OBJECT_BEGIN).all() and (content[ends - 2] == _OBJECT_END).all()
+    lasts = content[np.maximum(ends - 2, begins)]
+    found: npt.NDArray[np.bool_] = (
+        (ends - begins > 2) & (content[begins] == _OBJECT_BEGIN) & (lasts == _OBJECT_END)
     )
+    return found
 
 
-def _stripped(lines: Lines) -> Lines:
+def _stripped(lines: Lines, bare: npt.NDArray[np.bool_]) -> Lines:
     """Return the lines without white space around their objects.
 
+    Args:
+        lines: the lines.
+        bare: False for those that may have white space.
+
     Raises:
-        ValueError: a line holds anything but one object.
+        ValueError: one of those holds anything but one object.
     """
-    stripped = []
-    for at in range(len(lines)):
-        line = lines.line(at)
-        _object(line)
-        stripped.append(line.strip() + b"\n")
+    for at in np.flatnonzero(~bare).tolist():
+        _object(lines.line(at))
+    stripped = [lines.line(at).strip() + b"\n" for at in range(len(lines))]
     ends = np.cumsum([len(line) for line in stripped])
     begins = np.append(0, ends[:-1])
     return Lines(b"".join(stripped), begins, ends)
