@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 from gazette_sdk.cli.program import TimeoutSettings
@@ -170,6 +170,47 @@ async def open_consumer(invocation: Invocation) -> AsyncIterator[ShardClient]:
         EtcdError: the Etcd of ``gazette dev`` does not answer.
     """
     from gazette_sdk.cli.dev_consumers import find_consumer  # noqa: PLC0415 - lazy
+
+    address = _consumer_address(invocation.settings(CONSUMER_CLIENT).address)
+    if address == DEFAULT_ADDRESS:
+        broker = invocation.settings(SHARDS_BROKER_CLIENT).address
+        address = await find_consumer(broker) or address
+    async with _consumer_client(invocation, address) as client:
+        yield client
+
+
+@asynccontextmanager
+async def open_consumers(invocation: Invocation) -> AsyncIterator[dict[str, ShardClient]]:
+    """Open a client for each address of consumer processes, which commas separate.
+
+    At the default address these are a process of each application beside ``gazette dev``.
+
+    Raises:
+        ConfigurationError: an address, a certificate or a key is invalid; or no application runs
+            beside ``gazette dev``.
+        EtcdError: the Etcd of ``gazette dev`` does not answer.
+    """
+    from gazette_sdk.cli.dev_consumers import find_consumers  # noqa: PLC0415 - lazy
+
+    given = invocation.settings(CONSUMER_CLIENT).address.split(",")
+    addresses = [_consumer_address(each.strip()) for each in given]
+    if addresses == [DEFAULT_ADDRESS]:
+        broker = invocation.settings(SHARDS_BROKER_CLIENT).address
+        found = await find_consumers(broker)
+        addresses = addresses if found is None else list(found.values())
+    async with AsyncExitStack() as stack:
+        yield {
+            each: await stack.enter_async_context(_consumer_client(invocation, each))
+            for each in addresses
+        }
+
+
+def _consumer_address(text: str) -> str:
+    remedy = "with --consumer.address or in CONSUMER_ADDRESS"
+    return check_address(text, remedy, kind="a consumer process")
+
+
+def _consumer_client(invocation: Invocation, address: str) -> ShardClient:
     from gazette_sdk.protocol.authorization import FixedToken, authority_for  # noqa: PLC0415 - lazy
     from gazette_sdk.shard.consumer.client import ShardClient  # noqa: PLC0415 - lazy
 
@@ -179,21 +220,12 @@ async def open_consumer(invocation: Invocation) -> AsyncIterator[ShardClient]:
         authorizer = authority_for(options.auth_keys)
     elif options.auth_token:
         authorizer = FixedToken(options.auth_token)
-    address = check_address(
-        options.address,
-        "with --consumer.address or in CONSUMER_ADDRESS",
-        kind="a consumer process",
-    )
-    if address == DEFAULT_ADDRESS:
-        broker = invocation.settings(SHARDS_BROKER_CLIENT).address
-        address = await find_consumer(broker) or address
-    async with ShardClient(
+    return ShardClient(
         address,
         authorizer=authorizer,
         tls=options.connect_options()["tls"],
         connect_timeout_s=CONNECT_TIMEOUT_S,
-    ) as client:
-        yield client
+    )
 
 
 def check_address(address: str, remedy: str, *, kind: str = "a broker") -> str:

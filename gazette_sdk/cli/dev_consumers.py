@@ -32,6 +32,30 @@ async def find_consumer(broker: str) -> str | None:
         ConfigurationError: no application runs, or there are several.
         EtcdError: Etcd does not answer.
     """
+    endpoints = await find_consumers(broker)
+    if endpoints is None:
+        return None
+    if len(endpoints) > 1:
+        running = ", ".join(f"{name} at {endpoint}" for name, endpoint in sorted(endpoints.items()))
+        raise ConfigurationError(f"several applications run, {running}: {_REMEDY}")
+    [endpoint] = endpoints.values()
+    return endpoint
+
+
+async def find_consumers(broker: str) -> dict[str, str] | None:
+    """Return the endpoint of a process of each application that runs beside ``gazette dev``.
+
+    Args:
+        broker: address of a broker.
+
+    Returns:
+        Endpoints by the names of applications, at least one; None if the broker is not of
+        ``gazette dev``, or does not answer.
+
+    Raises:
+        ConfigurationError: no application runs.
+        EtcdError: Etcd does not answer.
+    """
     try:
         address = await asyncio.to_thread(
             etcd_of_dev, broker, remedy=_REMEDY, broker_remedy=_REMEDY
@@ -44,11 +68,7 @@ async def find_consumer(broker: str) -> str | None:
             f"no consumer process runs beside the broker at {broker}; start one with `gazette "
             f"run-consumer MODULE:APPLICATION`, or {_REMEDY}"
         )
-    if len(endpoints) > 1:
-        running = ", ".join(f"{name} at {endpoint}" for name, endpoint in sorted(endpoints.items()))
-        raise ConfigurationError(f"several applications run, {running}: {_REMEDY}")
-    [endpoint] = endpoints.values()
-    return endpoint
+    return endpoints
 
 
 async def _endpoints(etcd: str) -> dict[str, str]:

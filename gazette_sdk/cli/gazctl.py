@@ -17,11 +17,14 @@ from gazette_sdk.cli.journals.commands import COMMANDS as JOURNALS
 from gazette_sdk.cli.program import Command, Program
 from gazette_sdk.cli.settings import ATTACH_UUIDS, PRINT_CONFIG
 from gazette_sdk.cli.shards.commands import COMMANDS as SHARDS
+from gazette_sdk.cli.shards.commands import CONSUMERS
 from gazette_sdk.server.options import Group
 from gazette_sdk.server.settings import LoggingSettings
 
 _JOURNALS_LOGGING = Group("journals.Logging", LoggingSettings, prefix="log.", env_prefix="LOG_")
 _SHARDS_LOGGING = Group("shards.Logging", LoggingSettings, prefix="log.", env_prefix="LOG_")
+
+_SHARDS = (CONSUMER_CLIENT, SHARDS_BROKER_CLIENT, SHARDS_ZONE, _SHARDS_LOGGING)
 
 _ATTACH_UUIDS = Command(
     "attach-uuids",
@@ -56,11 +59,19 @@ _PRINT_CONFIG = Command(
 GAZCTL = Program(
     name="gazctl",
     summary="gazctl: inspect and change the journals and shards of a Gazette cluster.",
-    commands=(*JOURNALS, *SHARDS, _ATTACH_UUIDS, _PRINT_CONFIG, completion_command("gazctl")),
+    commands=(
+        *JOURNALS,
+        *SHARDS,
+        *CONSUMERS,
+        _ATTACH_UUIDS,
+        _PRINT_CONFIG,
+        completion_command("gazctl"),
+    ),
     ini="gazctl.ini",
     shared={
         "journals": (BROKER_CLIENT, ZONE, _JOURNALS_LOGGING),
-        "shards": (CONSUMER_CLIENT, SHARDS_BROKER_CLIENT, SHARDS_ZONE, _SHARDS_LOGGING),
+        "shards": _SHARDS,
+        "consumers": _SHARDS,
     },
     aliases=ADDRESS_ALIASES,
     sibling="gazette_sdk.cli.gazette:GAZETTE",

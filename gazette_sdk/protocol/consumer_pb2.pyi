@@ -146,15 +146,17 @@ class Checkpoint(_message.Message):
     def __init__(self, sources: _Optional[_Mapping[str, Checkpoint.Source]] = ..., ack_intents: _Optional[_Mapping[str, bytes]] = ..., reset: _Optional[str] = ...) -> None: ...
 
 class ListRequest(_message.Message):
-    __slots__ = ("selector", "extension")
+    __slots__ = ("selector", "extension", "with_processes")
     SELECTOR_FIELD_NUMBER: _ClassVar[int]
     EXTENSION_FIELD_NUMBER: _ClassVar[int]
+    WITH_PROCESSES_FIELD_NUMBER: _ClassVar[int]
     selector: _broker_pb2.LabelSelector
     extension: bytes
-    def __init__(self, selector: _Optional[_Union[_broker_pb2.LabelSelector, _Mapping]] = ..., extension: _Optional[bytes] = ...) -> None: ...
+    with_processes: bool
+    def __init__(self, selector: _Optional[_Union[_broker_pb2.LabelSelector, _Mapping]] = ..., extension: _Optional[bytes] = ..., with_processes: _Optional[bool] = ...) -> None: ...
 
 class ListResponse(_message.Message):
-    __slots__ = ("status", "header", "shards", "extension", "faults")
+    __slots__ = ("status", "header", "shards", "extension", "faults", "application", "processes")
     class Shard(_message.Message):
         __slots__ = ("spec", "mod_revision", "route", "status", "create_revision")
         SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -173,12 +175,16 @@ class ListResponse(_message.Message):
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     EXTENSION_FIELD_NUMBER: _ClassVar[int]
     FAULTS_FIELD_NUMBER: _ClassVar[int]
+    APPLICATION_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
     status: Status
     header: _broker_pb2.Header
     shards: _containers.RepeatedCompositeFieldContainer[ListResponse.Shard]
     extension: bytes
     faults: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., header: _Optional[_Union[_broker_pb2.Header, _Mapping]] = ..., shards: _Optional[_Iterable[_Union[ListResponse.Shard, _Mapping]]] = ..., extension: _Optional[bytes] = ..., faults: _Optional[_Iterable[str]] = ...) -> None: ...
+    application: str
+    processes: _containers.RepeatedCompositeFieldContainer[ConsumerSpec]
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., header: _Optional[_Union[_broker_pb2.Header, _Mapping]] = ..., shards: _Optional[_Iterable[_Union[ListResponse.Shard, _Mapping]]] = ..., extension: _Optional[bytes] = ..., faults: _Optional[_Iterable[str]] = ..., application: _Optional[str] = ..., processes: _Optional[_Iterable[_Union[ConsumerSpec, _Mapping]]] = ...) -> None: ...
 
 class ApplyRequest(_message.Message):
     __slots__ = ("changes", "extension")
@@ -212,7 +218,7 @@ class ApplyResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[Status, str]] = ..., header: _Optional[_Union[_broker_pb2.Header, _Mapping]] = ..., extension: _Optional[bytes] = ...) -> None: ...
 
 class StatRequest(_message.Message):
-    __slots__ = ("header", "shard", "read_through", "extension")
+    __slots__ = ("header", "shard", "read_through", "extension", "at_once")
     class ReadThroughEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -224,14 +230,16 @@ class StatRequest(_message.Message):
     SHARD_FIELD_NUMBER: _ClassVar[int]
     READ_THROUGH_FIELD_NUMBER: _ClassVar[int]
     EXTENSION_FIELD_NUMBER: _ClassVar[int]
+    AT_ONCE_FIELD_NUMBER: _ClassVar[int]
     header: _broker_pb2.Header
     shard: str
     read_through: _containers.ScalarMap[str, int]
     extension: bytes
-    def __init__(self, header: _Optional[_Union[_broker_pb2.Header, _Mapping]] = ..., shard: _Optional[str] = ..., read_through: _Optional[_Mapping[str, int]] = ..., extension: _Optional[bytes] = ...) -> None: ...
+    at_once: bool
+    def __init__(self, header: _Optional[_Union[_broker_pb2.Header, _Mapping]] = ..., shard: _Optional[str] = ..., read_through: _Optional[_Mapping[str, int]] = ..., extension: _Optional[bytes] = ..., at_once: _Optional[bool] = ...) -> None: ...
 
 class StatResponse(_message.Message):
-    __slots__ = ("status", "header", "read_through", "publish_at", "extension")
+    __slots__ = ("status", "header", "read_through", "publish_at", "extension", "watermark_us", "recovered_bytes", "recovery_bytes")
     class ReadThroughEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -251,12 +259,18 @@ class StatResponse(_message.Message):
     READ_THROUGH_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_AT_FIELD_NUMBER: _ClassVar[int]
     EXTENSION_FIELD_NUMBER: _ClassVar[int]
+    WATERMARK_US_FIELD_NUMBER: _ClassVar[int]
+    RECOVERED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RECOVERY_BYTES_FIELD_NUMBER: _ClassVar[int]
     status: Status
     header: _broker_pb2.Header
     read_through: _containers.ScalarMap[str, int]
     publish_at: _containers.ScalarMap[str, int]
     extension: bytes
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., header: _Optional[_Union[_broker_pb2.Header, _Mapping]] = ..., read_through: _Optional[_Mapping[str, int]] = ..., publish_at: _Optional[_Mapping[str, int]] = ..., extension: _Optional[bytes] = ...) -> None: ...
+    watermark_us: int
+    recovered_bytes: int
+    recovery_bytes: int
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., header: _Optional[_Union[_broker_pb2.Header, _Mapping]] = ..., read_through: _Optional[_Mapping[str, int]] = ..., publish_at: _Optional[_Mapping[str, int]] = ..., extension: _Optional[bytes] = ..., watermark_us: _Optional[int] = ..., recovered_bytes: _Optional[int] = ..., recovery_bytes: _Optional[int] = ...) -> None: ...
 
 class GetHintsRequest(_message.Message):
     __slots__ = ("shard", "extension")

@@ -119,6 +119,24 @@ async def test_stat_waits_for_offsets_until_the_callers_deadline(etcd):
 
 
 @scenario
+async def test_stat_shows_a_recovery_at_once_and_event_time(etcd):
+    async with two_processes(etcd) as (a, b):
+        await put_shard(a.etcd, shard_spec("shard-A"))
+        await assign(a.etcd, "shard-A", "aaaa", 0)
+        for process in (a, b):
+            await process.settle()
+        shard = a.resolver.local.get("shard-A")
+        await shard.change(recovery=(10, 30))
+        request = cpb.StatRequest(shard="shard-A", at_once=True)
+        for process in (a, b):  # here, and forwarded
+            response = await process.client.stat(request)
+            assert (response.status, dict(response.read_through)) == (cpb.OK, {})
+            assert (response.recovered_bytes, response.recovery_bytes) == (10, 30)
+        await shard.change(recovery=(0, 0), watermark_us=7, is_ready=True)
+        assert (await b.client.stat(request)).watermark_us == 7
+
+
+@scenario
 async def test_impossible_requests_find_no_shard_or_are_ignored(etcd):
     async with two_processes(etcd) as (a, _):
         await a_primary(a)
@@ -195,6 +213,19 @@ async def test_list_selects_by_labels_and_id_and_shows_statuses(etcd):
         with pytest.raises(CallError, match=r"Selector\.Include\.Labels") as caught:
             await b.client.list(bad)
         assert caught.value.code == "UNKNOWN"
+
+
+@scenario
+async def test_the_application_and_its_processes_are_listed_if_asked_for(etcd):
+    async with two_processes(etcd) as (a, b):
+        listed = await a.client.list()
+        assert (listed.application, list(listed.processes)) == ("", [])
+        listed = await a.client.list(with_processes=True)
+        assert listed.application == "app"
+        found = {
+            (each.process_spec.id.suffix, each.process_spec.endpoint) for each in listed.processes
+        }
+        assert found == {("aaaa", a.endpoint), ("bbbb", b.endpoint)}
 
 
 @scenario
@@ -553,6 +584,7 @@ async def test_tokens_limit_what_a_caller_sees_and_changes(etcd):
             assert hidden.status == cpb.SHARD_NOT_FOUND
             with pytest.raises(ShardStatusError, match="SHARD_NOT_FOUND"):
                 await red.get_hints("shard-B")
+            assert not (await red.list(with_processes=True)).processes
             for change in (
                 {"upsert": shard_spec("shard-N", labels={"team": "blue"})},
                 # Its own label on a shard of others.
@@ -573,6 +605,7 @@ async def test_tokens_limit_what_a_caller_sees_and_changes(etcd):
                 await red.unassign(cpb.UnassignRequest(shards=["shard-A"]))
         async with client(Capability.LIST, "") as lists:
             assert names(await lists.list()) == ["shard-A", "shard-B", "shard-N"]
+            assert len((await lists.list(with_processes=True)).processes) == 2
             for call in (
                 lists.stat(cpb.StatRequest(shard="shard-A")),
                 lists.get_hints("shard-A"),

@@ -64,6 +64,8 @@ class ScriptedShard:
         self.is_shut_down = False
         self.read_through: dict[str, int] = {}
         self.publish_at: dict[str, int] = {}
+        self.watermark_us = 0
+        self.recovery = (0, 0)
         self._changed = asyncio.Condition()
 
     def continues(self, item: Any, assignment: Any, *, is_primary: bool) -> bool:
@@ -217,6 +219,7 @@ async def served_shards(
             peers=peers,
             authorization=Authorization(authority),
             templates=_templates,
+            application="app",
         )
         server.grpc.add(shard_methods(service))
         server.http.mount("/v1/", JsonGateway(json_methods(service), authority=authority))

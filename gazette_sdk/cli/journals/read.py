@@ -49,7 +49,7 @@ from gazette_sdk.fragment.content import FragmentReader
 from gazette_sdk.fragment.listing import open_url
 from gazette_sdk.framing import Cut, Cutter, FixedProtobuf, Frames, Framing, JsonLines, framing_for
 from gazette_sdk.message.kinds import Kind, kind_of
-from gazette_sdk.message.uuid import clock_of_time, parse_raw_uuid
+from gazette_sdk.message.uuid import clock_of_time, parse_raw_uuid, time_of_clock
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import parse_duration
 from gazette_sdk.protocol.labels import CONTENT_TYPE, value_of
@@ -484,6 +484,22 @@ class MessageCutter:
             self.offset = cut.offset + (ends[wanted[-1]] if wanted else 0)
         view = memoryview(cut.buffer)
         return b"".join(view[begins[at] : ends[at]] for at in wanted), len(wanted)
+
+    def published_at(self, message: bytes) -> float | None:
+        """Return the publication time of a message that was returned, in Unix seconds.
+
+        Returns:
+            None if it has no UUID, or one at a place that only its class knows, as protobuf does.
+        """
+        kind = self._kind_of_form()
+        if kind is None:
+            return None
+        decoded = kind.decode(self._framing, message, Frames([0], [len(message)], 0))
+        try:
+            _, clock, _ = parse_raw_uuid(decoded.uuids[0])
+        except (IndexError, ValueError):
+            return None
+        return time_of_clock(clock).timestamp() if clock else None
 
     def finish(self) -> bytes:
         """Return the rest: a message that is not complete, such as a line without its newline.

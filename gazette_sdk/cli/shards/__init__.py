@@ -1,8 +1,11 @@
-"""Commands of ``gazctl shards`` (cli section 8).
+"""Commands of ``gazctl shards`` and ``gazctl consumers`` (cli section 8).
 
 In reading order:
 
-- ``commands``: Table of the commands of ``gazctl shards``: names, help, and functions.
+- ``commands``: Table of the commands of ``gazctl shards`` and ``consumers``: names, help, and
+  functions.
+- ``consumers``: ``gazctl consumers list`` and ``describe``: applications, their processes and their
+  shards.
 - ``list``: ``gazctl shards list``, and what the commands of shards share.
 - ``logs``: ``gazctl shards prune``, ``recover`` and ``unassign``.
 - ``reset``: ``gazctl shards reset`` and ``delete``.

@@ -1,4 +1,4 @@
-"""Table of the commands of ``gazctl shards``: names, help, and functions.
+"""Table of the commands of ``gazctl shards`` and ``consumers``: names, help, and functions.
 
 The options of each command are here, too (cli section 8).
 """
@@ -118,6 +118,14 @@ class GenerateSettings(Settings):
     format: OutcomeFormat = "table"
 
 
+class ConsumersSettings(Settings):
+    """Options of ``consumers list`` and ``describe``."""
+
+    format: Annotated[
+        Literal["table", "yaml", "json"], Option("Format", "Output format", short="o")
+    ] = "table"
+
+
 class PruneSettings(Settings):
     """Options of ``prune``."""
 
@@ -195,6 +203,8 @@ RECOVER = Group("shards.recover", RecoverSettings)
 RESET_SHARDS = Group("shards.reset", ResetSettings)
 SKIP_RECORDS = Group("shards.skip", SkipSettings)
 UNASSIGN = Group("shards.unassign", UnassignSettings)
+LIST_CONSUMERS = Group("consumers.list", ConsumersSettings)
+DESCRIBE_CONSUMER = Group("consumers.describe", ConsumersSettings)
 
 
 _ADDRESS = (
@@ -442,5 +452,56 @@ COMMANDS = (
                 "where stores are file://",
             ),
         ),
+    ),
+)
+
+_LAG = (
+    "LAG is the bytes of the sources that are not read yet, and AGE the time since the first "
+    "message of these was published, by the clock of this machine. AGE is not known of messages "
+    "without a UUID, or of protobuf. What is not known is shown as -, and null in other formats: "
+    "the lag of a shard whose primary does not answer, for example."
+)
+
+CONSUMERS = (
+    Command(
+        "consumers list",
+        "List applications, with their processes, shards and lag",
+        "gazette_sdk.cli.shards.consumers:run_list",
+        (LIST_CONSUMERS,),
+        details=(
+            "--consumer.address (CONSUMER_ADDRESS) is any process of an application, and of "
+            "several applications one each, separated by commas: those are listed, as this tool "
+            "does not ask Etcd. Beside `gazette dev` all applications that run are found without "
+            f"it.\n\n{_LAG} The lag of an application is that of its shards whose lag is known.\n\n"
+            "It ends with status 1 if an address does not answer, after the list of the others."
+        ),
+        examples=(
+            ("gazctl consumers list", "what runs beside gazette dev"),
+            (
+                "gazctl consumers list --consumer.address http://totals:8090,http://rides:8090",
+                "two applications",
+            ),
+            ("gazctl consumers list -o json", "for scripts"),
+        ),
+    ),
+    Command(
+        "consumers describe",
+        "Show an application, its processes and its shards",
+        "gazette_sdk.cli.shards.consumers:run_describe",
+        (DESCRIBE_CONSUMER,),
+        details=(
+            "NAME is the application's name as `gazctl consumers list` shows it, or its address; "
+            "--consumer.address (CONSUMER_ADDRESS) has the address of one of its processes.\n\n"
+            f"{_LAG} WATERMARK is the event time that a shard has reached. RECOVERED shows how far "
+            "a primary that recovers has read its log. Processes of other implementations show "
+            "neither, and no process without shards."
+        ),
+        examples=(
+            ("gazctl consumers describe totals", "an application beside gazette dev"),
+            ("gazctl consumers describe totals -o yaml", "with the offsets of each source"),
+        ),
+        arguments="NAME",
+        arguments_min=1,
+        arguments_max=1,
     ),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from gazette_sdk.cli.client import SHARDS_BROKER_CLIENT, SHARDS_ZONE, open_broker, open_consumer
 from gazette_sdk.cli.formats import NONE, listing_text, write_table
@@ -78,10 +78,8 @@ async def lag_of(
     """
 
     async def read_through(shard: cpb.ListResponse.Shard) -> dict[str, int] | None:
-        return await _read_through(client, shard.spec.id)
-
-    async def head(journal: str) -> int | None:
-        return await _head(transport, journal)
+        response = await stat_of(client, shard.spec.id)
+        return None if response is None else dict(response.read_through)
 
     read = dict(
         zip(
@@ -90,29 +88,48 @@ async def lag_of(
             strict=True,
         )
     )
-    journals = sorted({journal for offsets in read.values() for journal in offsets or ()})
-    heads = dict(zip(journals, await for_each(journals, head), strict=True))
+    heads = await heads_of(transport, {each for offsets in read.values() for each in offsets or ()})
     return {
-        shard: None if offsets is None else {j: _behind(heads[j], o) for j, o in offsets.items()}
+        shard: None if offsets is None else {j: behind(heads[j], o) for j, o in offsets.items()}
         for shard, offsets in read.items()
     }
 
 
-def _behind(head: int | None, offset: int) -> int | None:
+def behind(head: int | None, offset: int) -> int | None:
+    """Return the bytes between an offset and a write head; None if that is unknown."""
     return None if head is None else max(head - offset, 0)
 
 
-async def _read_through(client: ShardClient, shard: str) -> dict[str, int] | None:
+async def stat_of(
+    client: ShardClient, shard: str, *, at_once: bool = False
+) -> cpb.StatResponse | None:
+    """Return how far a shard is; None, with a warning, if its primary does not answer.
+
+    Args:
+        client: asks the primary.
+        shard: id of the shard.
+        at_once: do not wait for a primary that is still recovering.
+    """
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            response = await client.stat(cpb.StatRequest(shard=shard))
+            response = await client.stat(cpb.StatRequest(shard=shard, at_once=at_once))
         if response.status != cpb.OK:
             raise ShardStatusError(response.status, shard=shard)
     except (GazetteError, TimeoutError) as error:
         reason = str(error) or f"no answer within {ANSWER_TIMEOUT_S:g} s"
         _log.warning("lag is unknown", extra={"shard": shard, "err": reason})
         return None
-    return dict(response.read_through)
+    return response
+
+
+async def heads_of(transport: Transport, journals: Collection[str]) -> dict[str, int | None]:
+    """Return the write heads of journals; None, with a warning, where a broker does not answer."""
+
+    async def head(journal: str) -> int | None:
+        return await _head(transport, journal)
+
+    ordered = sorted(journals)
+    return dict(zip(ordered, await for_each(ordered, head), strict=True))
 
 
 async def _head(transport: Transport, journal: str) -> int | None:
@@ -194,7 +211,7 @@ def _table(
     rows = (
         [_cell(shard, column) for column in columns]
         + [_label(shard.spec, name) for name in settings.label_columns]
-        + [_lag(lags[shard.spec.id]) if column == "Lag" else _errors(shard) for column in last]
+        + [_lag(lags[shard.spec.id]) if column == "Lag" else error_text(shard) for column in last]
         for shard in listing.shards
     )
     return [*columns, *settings.label_columns, *last], rows
@@ -203,12 +220,12 @@ def _table(
 def _cell(shard: cpb.ListResponse.Shard, column: str) -> str:
     route = shard.route
     members = [
-        f"{member.suffix}:{_code(status)}"
+        f"{member.suffix}:{status_name(status)}"
         for member, status in zip(route.members, shard.status, strict=True)
     ]
     match column:
         case "Status":
-            return _code(reduce_status(shard.status))
+            return status_name(reduce_status(shard.status))
         case "RF":
             return str(desired_replication(shard.spec, shard.spec.hot_standbys))
         case "Primary":
@@ -221,7 +238,8 @@ def _cell(shard: cpb.ListResponse.Shard, column: str) -> str:
             return shard.spec.id
 
 
-def _code(status: cpb.ReplicaStatus) -> str:
+def status_name(status: cpb.ReplicaStatus) -> str:
+    """Return the name of a status; of one that is not known, its number."""
     known = cpb.ReplicaStatus.Code.values()
     return cpb.ReplicaStatus.Code.Name(status.code) if status.code in known else str(status.code)
 
@@ -239,7 +257,7 @@ def _lag(lag: Lag | None) -> str:
     )
 
 
-def _errors(shard: cpb.ListResponse.Shard) -> str:
+def error_text(shard: cpb.ListResponse.Shard) -> str:
     """Return the errors of a shard's processes in one line."""
     texts = (text for status in shard.status for text in status.errors)
     return " | ".join(" ".join(text.split()) for text in texts)

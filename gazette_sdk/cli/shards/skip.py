@@ -47,7 +47,7 @@ async def run_skip(invocation: Invocation) -> None:
         open_broker(invocation, SHARDS_BROKER_CLIENT, SHARDS_ZONE) as transport,
     ):
         shard, (journal, begin) = await _failed(client, shard_id)
-        content, end = await _records(transport, journal, begin, settings.count)
+        content, end = await records_of(transport, journal, begin, settings.count)
         if not settings.dry_run:
             if settings.save:
                 _append(Path(settings.save), content)
@@ -92,7 +92,7 @@ async def _failed(client: ShardClient, shard_id: str) -> tuple[cpb.ListResponse.
     raise CommandFailedError(f"{shard_id} has not failed: there is no record to skip")
 
 
-async def _records(transport: Transport, name: str, offset: int, count: int) -> tuple[bytes, int]:
+async def records_of(transport: Transport, name: str, offset: int, count: int) -> tuple[bytes, int]:
     """Return the records of a journal from an offset on, and the offset after them.
 
     Of content that is no record, the first byte is returned: it is passed over from there.

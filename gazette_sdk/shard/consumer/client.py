@@ -99,14 +99,23 @@ class ShardClient(AsyncClosable):
         response: cpb.StatResponse = await self._call("Stat", request, peer)
         return response
 
-    async def list(self, selector: pb.LabelSelector | None = None) -> cpb.ListResponse:
+    async def list(
+        self, selector: pb.LabelSelector | None = None, *, with_processes: bool = False
+    ) -> cpb.ListResponse:
         """Return the shards that a selector matches, by default all.
+
+        Args:
+            selector: labels of shards.
+            with_processes: return the application and its processes, too, where members are of
+                this SDK.
 
         Raises:
             ShardStatusError: the status is not OK.
             GazetteError: there is no answer, or it is malformed.
         """
-        response: cpb.ListResponse = await self._call("List", cpb.ListRequest(selector=selector))
+        response: cpb.ListResponse = await self._call(
+            "List", cpb.ListRequest(selector=selector, with_processes=with_processes)
+        )
         _check_status(response.status)
         return response
 

@@ -244,6 +244,7 @@ class Consumer:
             authorization=authorization,
             templates=self._shard_templates,
             faults=lambda: generator.faults,
+            application=self.application.full_name,
         )
         self._calls = EndpointCalls(
             self.resolver,

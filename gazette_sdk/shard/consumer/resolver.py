@@ -42,6 +42,14 @@ class ServedShard(LocalItem[cpb.ShardSpec, cpb.ReplicaStatus], Protocol):
     def publish_at(self) -> Mapping[str, int]:
         """By journal, the end of the last acknowledgement of this run."""
 
+    @property
+    def watermark_us(self) -> int:
+        """Watermark of event time, in microseconds since 1970; 0 if there is none."""
+
+    @property
+    def recovery(self) -> tuple[int, int]:
+        """Bytes of the log that are read and estimated; zeros while it does not recover."""
+
     async def wait_for_store(self) -> bool:
         """Wait until the primary's store is ready; return False if its run ended before that."""
 
@@ -67,8 +75,8 @@ class ShardResolution(Generic[S]):
         status: OK, or the status to answer.
         header: of the answer, or of the request to the primary.
         spec: the shard's spec; None if there is none, or the caller may not see it.
-        shard: our shard, whose store is ready; None if another process is the primary, or the
-            status is not OK.
+        shard: our shard, whose store is ready if the caller waits; None if another process is the
+            primary, or the status is not OK.
     """
 
     status: cpb.Status
@@ -136,6 +144,7 @@ class ShardResolver(Generic[S]):
         may_proxy: bool,
         proxy_header: pb.Header | None = None,
         read_through: Mapping[str, int] | None = None,
+        waits: bool = True,
     ) -> AsyncGenerator[ShardResolution[S]]:
         """Resolve a call for a shard. Its store stays open while the context is.
 
@@ -148,6 +157,7 @@ class ShardResolver(Generic[S]):
             may_proxy: another process may serve the call.
             proxy_header: header of the process that forwarded the call to us.
             read_through: offsets of source journals to wait for; other journals do not count.
+            waits: False to return also a shard whose store is not ready, without any wait.
 
         Raises:
             ResolverStoppedError: our shards have been stopped.
@@ -161,7 +171,7 @@ class ShardResolver(Generic[S]):
             yield resolution
             return
         with resolution.shard.in_use():
-            if await _is_ready(resolution.shard, read_through or {}):
+            if not waits or await _is_ready(resolution.shard, read_through or {}):
                 yield resolution
             else:
                 yield ShardResolution(cpb.SHARD_STOPPED, resolution.header, resolution.spec, None)

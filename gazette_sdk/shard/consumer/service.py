@@ -214,6 +214,7 @@ class ShardService:
         templates: returns the shards that the application gives to journals, which callers with
             a selector may create.
         faults: returns errors because of which source journals are not read, for listings.
+        application: name of the application.
     """
 
     def __init__(
@@ -227,6 +228,7 @@ class ShardService:
         authorization: Authorization,
         templates: Templates = no_templates,
         faults: Callable[[], Sequence[GazetteError]] = tuple,
+        application: str = "",
     ) -> None:
         self._resolver = resolver
         self._keyspace = keyspace
@@ -236,6 +238,7 @@ class ShardService:
         self._authorization = authorization
         self._templates = templates
         self._faults = faults
+        self._application = application
 
     # ---------------------------------------------------------------- Stat
 
@@ -250,6 +253,7 @@ class ShardService:
                 may_proxy=not request.HasField("header"),
                 proxy_header=request.header if request.HasField("header") else None,
                 read_through=request.read_through,
+                waits=not request.at_once,
             ) as resolution,
         ):
             if resolution.status == cpb.OK and resolution.shard is None:
@@ -259,6 +263,8 @@ class ShardService:
             if shard is not None:
                 response.read_through.update(shard.read_through)
                 response.publish_at.update(shard.publish_at)
+                response.watermark_us = shard.watermark_us
+                response.recovered_bytes, response.recovery_bytes = shard.recovery
             return complete(response)
 
     async def _forward(self, request: cpb.StatRequest, header: pb.Header) -> cpb.StatResponse:
@@ -278,6 +284,10 @@ class ShardService:
         response = cpb.ListResponse(header=self._header())
         if claims.allows_every_journal:
             response.faults.extend(map(str, self._faults()))
+        if request.with_processes:
+            response.application = self._application
+            if claims.allows_every_journal:
+                response.processes.extend(entry.value for entry in self._keyspace.members())
         complete(response)
         # One entry of the mirror is never changed, but those of a shard may be of a later revision.
         for number, item in enumerate(self._keyspace.items(), start=1):

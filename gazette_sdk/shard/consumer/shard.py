@@ -344,6 +344,19 @@ class LocalShard:
         """By journal, the end of the last acknowledgement of this run."""
         return {} if self._runner is None else self._runner.progress.publish_at
 
+    @property
+    def watermark_us(self) -> int:
+        """Watermark of event time, in microseconds since 1970; 0 if there is none."""
+        return 0 if self._runner is None else self._runner.watermark_us
+
+    @property
+    def recovery(self) -> tuple[int, int]:
+        """Bytes of the log that are read, and an estimate of all; zeros unless it recovers."""
+        if self._ready.done() or not self._playback.done() or self._playback.cancelled():
+            return 0, 0
+        playback = self._playback.result()
+        return playback.bytes_read, max(playback.bytes_read, playback.bytes_to_read)
+
     async def wait_for_store(self) -> bool:
         """Wait until the primary's store is ready; return False if its run ended before that."""
         return await asyncio.shield(self._ready)

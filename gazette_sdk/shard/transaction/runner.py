@@ -371,6 +371,11 @@ class Runner:
         """
         return self._consumer.next_timer_at
 
+    @property
+    def watermark_us(self) -> int:
+        """Watermark of event time, in microseconds since 1970; 0 if there is none."""
+        return 0 if self._txn.times is None else self._txn.times.watermark_us
+
     def look_at_clock(self) -> None:
         """Look for timers that are due, as the wall clock was set, while :attr:`is_idle`."""
         self._consumer.wait_for_timers()

@@ -14,7 +14,10 @@ from gazette_sdk.cli.gazette import GAZETTE
 PROGRAMS = {"gazctl": GAZCTL, "gazette": GAZETTE}
 
 COMPLETED = [
-    (["gazctl", ""], ["attach-uuids", "completion", "journals", "print-config", "shards"]),
+    (
+        ["gazctl", ""],
+        ["attach-uuids", "completion", "consumers", "journals", "print-config", "shards"],
+    ),
     (["gazctl", "--v"], ["--version"]),
     (["gazctl", "journals", "re"], ["read", "redrive", "reset-head"]),
     (["gazctl", "journals", "--zone", "a", "lis"], ["list"]),

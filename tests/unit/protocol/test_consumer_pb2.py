@@ -29,9 +29,10 @@ MESSAGES = {
     "100 create_revision int64, 101 watermark_us int64, 102 published_us int64",
     "Checkpoint.Source.ProducerEntry": "1 id bytes, 2 state Checkpoint.ProducerState",
     "Checkpoint.ProducerState": "1 last_ack fixed64, 2 begin int64",
-    "ListRequest": "1 selector protocol.LabelSelector, 100 extension bytes",
+    "ListRequest": "1 selector protocol.LabelSelector, 100 extension bytes, "
+    "101 with_processes bool",
     "ListResponse": "1 status Status, 2 header protocol.Header, 3 shards *ListResponse.Shard, "
-    "100 extension bytes, 101 faults *string",
+    "100 extension bytes, 101 faults *string, 102 application string, 103 processes *ConsumerSpec",
     "ListResponse.Shard": "1 spec ShardSpec, 2 mod_revision int64, 3 route protocol.Route, "
     "4 status *ReplicaStatus, 5 create_revision int64",
     "ApplyRequest": "1 changes *ApplyRequest.Change, 100 extension bytes",
@@ -39,9 +40,10 @@ MESSAGES = {
     "4 primary_hints recoverylog.FSMHints, 101 delete_hints bool",
     "ApplyResponse": "1 status Status, 2 header protocol.Header, 100 extension bytes",
     "StatRequest": "1 header protocol.Header, 2 shard string, 3 read_through string:int64, "
-    "100 extension bytes",
+    "100 extension bytes, 101 at_once bool",
     "StatResponse": "1 status Status, 2 header protocol.Header, 3 read_through string:int64, "
-    "4 publish_at string:int64, 100 extension bytes",
+    "4 publish_at string:int64, 100 extension bytes, 101 watermark_us int64, "
+    "102 recovered_bytes int64, 103 recovery_bytes int64",
     "GetHintsRequest": "1 shard string, 100 extension bytes",
     "GetHintsResponse": "1 status Status, 2 header protocol.Header, "
     "3 primary_hints GetHintsResponse.ResponseHints, "
