@@ -117,7 +117,7 @@ def claims_for(request: Message) -> RequestedClaims:
     if isinstance(request, pb.FragmentStoreHealthRequest):
         # A store that no journal names yet is checked for those who may create one with it.
         return RequestedClaims(Capability.READ | Capability.APPLY, pb.LabelSelector(), _MINUTE_S)
-    if not isinstance(request, cpb.StatRequest | cpb.GetHintsRequest):
+    if not isinstance(request, cpb.StatRequest | cpb.GetHintsRequest | cpb.StateRequest):
         raise TypeError(f"{type(request).__name__} is no request of a known service")
     shard = pb.LabelSelector(include=label_set((("id", request.shard),)))
     return RequestedClaims(Capability.READ, shard, _HOUR_S)

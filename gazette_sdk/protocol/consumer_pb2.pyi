@@ -316,3 +316,34 @@ class UnassignResponse(_message.Message):
     status: Status
     shards: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, status: _Optional[_Union[Status, str]] = ..., shards: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StateRequest(_message.Message):
+    __slots__ = ("header", "shard", "what", "key", "limit")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    header: _broker_pb2.Header
+    shard: str
+    what: str
+    key: str
+    limit: int
+    def __init__(self, header: _Optional[_Union[_broker_pb2.Header, _Mapping]] = ..., shard: _Optional[str] = ..., what: _Optional[str] = ..., key: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class StateResponse(_message.Message):
+    __slots__ = ("entries", "more")
+    class Entry(_message.Message):
+        __slots__ = ("place", "key", "value")
+        PLACE_FIELD_NUMBER: _ClassVar[int]
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        place: str
+        key: str
+        value: str
+        def __init__(self, place: _Optional[str] = ..., key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[StateResponse.Entry]
+    more: bool
+    def __init__(self, entries: _Optional[_Iterable[_Union[StateResponse.Entry, _Mapping]]] = ..., more: _Optional[bool] = ...) -> None: ...

@@ -767,6 +767,9 @@ SHARD_RPCS = tuple(
 )
 """Every call of the shard service."""
 
+STATE_RPC = Rpc("Read", 0, cpb.StateRequest, cpb.StateResponse, service="consumer.ShardState")
+"""Call that shows the state of a shard."""
+
 SHARD_RPCS_BY_NAME = {rpc.name: rpc for rpc in SHARD_RPCS}
 
 

@@ -7,7 +7,7 @@ In reading order:
 - ``consumers``: ``gazctl consumers list`` and ``describe``: applications, their processes and their
   shards.
 - ``list``: ``gazctl shards list``, and what the commands of shards share.
-- ``logs``: ``gazctl shards prune``, ``recover`` and ``unassign``.
+- ``logs``: ``gazctl shards prune``, ``recover``, ``state`` and ``unassign``.
 - ``reset``: ``gazctl shards reset`` and ``delete``.
 - ``skip``: ``gazctl shards skip``.
 - ``specs``: ``gazctl shards apply``, ``edit`` and ``generate``.

@@ -183,6 +183,27 @@ class SkipSettings(Settings):
     )
 
 
+class StateSettings(Settings):
+    """Options of ``state``."""
+
+    what: Annotated[
+        Literal["state", "tables", "windows", "timers"],
+        Option("What", "Part of the state to show", in_ini=False),
+    ] = "state"
+    from_log: Annotated[
+        bool,
+        Option("FromLog", "Restore it from the recovery log; does not ask the primary"),
+    ] = False
+    limit: Annotated[int, Option("Limit", "Greatest number of entries"), Field(ge=1, le=10_000)] = (
+        100
+    )
+    format: Annotated[
+        Literal["table", "json"],
+        Option("Format", "Output format; json is one object per line and entry", short="o"),
+    ] = "table"
+    file_root: FileRoot = ""
+
+
 class UnassignSettings(Settings):
     """Options of ``unassign``."""
 
@@ -202,6 +223,7 @@ PRUNE = Group("shards.prune", PruneSettings)
 RECOVER = Group("shards.recover", RecoverSettings)
 RESET_SHARDS = Group("shards.reset", ResetSettings)
 SKIP_RECORDS = Group("shards.skip", SkipSettings)
+STATE = Group("shards.state", StateSettings)
 UNASSIGN = Group("shards.unassign", UnassignSettings)
 LIST_CONSUMERS = Group("consumers.list", ConsumersSettings)
 DESCRIBE_CONSUMER = Group("consumers.describe", ConsumersSettings)
@@ -425,6 +447,33 @@ COMMANDS = (
                 "the files of a store, as of now",
             ),
         ),
+    ),
+    Command(
+        "shards state",
+        "Show the state of a shard: keys and values, tables, windows or timers",
+        "gazette_sdk.cli.shards.logs:run_state",
+        (STATE,),
+        details=(
+            "Asks the primary for what it has committed, as a query of the application does: with "
+            "a token that may READ the shard. --from-log plays the recovery log into a temporary "
+            "directory instead, which also works for shards that have failed, and for those of "
+            "other implementations.\n\n"
+            "KEY is a text, an integer, a list in JSON of the elements of a tuple, or bytes as "
+            "base64:…; of an SqliteStore it is the name of a table. The types that the application "
+            "declares are not known here: keys and values are shown as JSON, and what is neither "
+            "JSON nor text as base64. PLACE is the column family, the table of SQL, the topic of a "
+            "table (or its digest, where the topic is not known), or the clock of a timer."
+        ),
+        examples=(
+            ("gazctl shards state totals/orders/part-000", "the first hundred keys and values"),
+            ("gazctl shards state totals/orders/part-000 ada", "the value of a key"),
+            ("gazctl shards state totals/orders/part-000 '[\"ada\", 7]'", "of a tuple"),
+            ("gazctl shards state totals/orders/part-000 --what windows -o json", "open windows"),
+            ("gazctl shards state totals/orders/part-000 --from-log", "what the log has"),
+        ),
+        arguments="ID [KEY]",
+        arguments_min=1,
+        arguments_max=2,
     ),
     Command(
         "shards prune",

@@ -1,30 +1,35 @@
-"""``gazctl shards prune``, ``recover`` and ``unassign``."""
+"""``gazctl shards prune``, ``recover``, ``state`` and ``unassign``."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+import orjson
+
 from gazette_sdk.cli.client import SHARDS_BROKER_CLIENT, SHARDS_ZONE, open_broker, open_consumer
-from gazette_sdk.cli.formats import iec_bytes, write_table
+from gazette_sdk.cli.formats import NONE, iec_bytes, open_progress, write_table
 from gazette_sdk.cli.journals.fragments import FragmentRemoval, Pruned, stored_of
 from gazette_sdk.cli.journals.list import is_fully_suspended
 from gazette_sdk.cli.program import CommandFailedError, Invocation
-from gazette_sdk.cli.shards.commands import PRUNE, RECOVER, UNASSIGN, UnassignSettings
+from gazette_sdk.cli.shards.commands import PRUNE, RECOVER, STATE, UNASSIGN, UnassignSettings
 from gazette_sdk.cli.shards.list import required_selector
-from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.errors import CallError, ConfigurationError
 from gazette_sdk.journals.changes import Existing, list_named
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import recoverylog_pb2 as rpb
-from gazette_sdk.protocol.labels import Matcher, label_set
+from gazette_sdk.protocol.labels import TABLE, Matcher, label_set, values_of
 from gazette_sdk.protocol.shard_spec import ID, matches_shard, recovery_log, validate_shard_id
 from gazette_sdk.server.tls import file_root_of
 from gazette_sdk.shard.consumer.client import ShardClient
+from gazette_sdk.shard.consumer.state import open_recovered, read_state
 from gazette_sdk.shard.recovery import hints as fsm_hints
 from gazette_sdk.shard.recovery.player import Playback, Recovered
 from gazette_sdk.shard.recovery.prune import PrunePlan, ShardHints
@@ -174,7 +179,7 @@ async def run_recover(invocation: Invocation) -> None:
     validate_shard_id(settings.id, "--id")
     root = file_root_of(settings.file_root)
     async with open_consumer(invocation) as client:
-        hints = await _hints(client, settings.id)
+        hints = await _hints(client, await _shard(client, settings.id))
     directory = Path(settings.directory)
     await asyncio.to_thread(directory.parent.mkdir, parents=True, exist_ok=True)
     async with open_broker(invocation, SHARDS_BROKER_CLIENT, SHARDS_ZONE) as transport:
@@ -189,18 +194,124 @@ async def run_recover(invocation: Invocation) -> None:
     sys.stdout.flush()
 
 
-async def _hints(client: ShardClient, shard: str) -> rpb.FSMHints:
-    """Return the hints to play: the primary ones, else the latest backup, else none."""
-    selector = pb.LabelSelector(include=label_set(((ID, shard),)))
-    listing = await client.list(selector)
+STATE_TIMEOUT_S = 40.0
+"""Longest time of asking a primary, which bounds the call itself."""
+
+PROGRESS_PERIOD_S = 0.2
+"""Time between two looks at how far a log is played."""
+
+
+async def run_state(invocation: Invocation) -> None:
+    """Show the state of a shard.
+
+    Raises:
+        ConfigurationError: an option or the key is malformed, or the store cannot be shown.
+        CommandFailedError: there is no such shard or key, or its processes cannot show it.
+        GazetteError: the primary does not answer, or the log cannot be played.
+    """
+    settings = invocation.settings(STATE)
+    shard, *key = invocation.arguments
+    validate_shard_id(shard, "ID")
+    try:
+        request = cpb.StateRequest(shard=shard, what=settings.what, limit=settings.limit)
+        if key:
+            request.key = key[0]
+    except ValueError as error:
+        raise ConfigurationError(f"KEY is no text of UTF-8: {error}") from error
+    async with open_consumer(invocation) as client:
+        if settings.from_log:
+            response = await _recovered_state(invocation, client, request)
+        else:
+            response = await _state_of_primary(client, request)
+    if key and not response.entries:
+        raise CommandFailedError(f"{shard} has no {key[0]!r} in its {settings.what}")
+    if settings.format == "table":
+        write_table(
+            ["Place", "Key", "Value"],
+            ([each.place or NONE, each.key, each.value] for each in response.entries),
+        )
+    else:
+        for each in response.entries:
+            place = orjson.dumps(each.place).decode()
+            sys.stdout.write(f'{{"place":{place},"key":{each.key},"value":{each.value}}}\n')
+    sys.stdout.flush()
+    if response.more:
+        _log.warning(
+            "there are more entries; raise --limit", extra={"shown": len(response.entries)}
+        )
+
+
+async def _state_of_primary(client: ShardClient, request: cpb.StateRequest) -> cpb.StateResponse:
+    try:
+        async with asyncio.timeout(STATE_TIMEOUT_S):
+            return await client.state(request)
+    except TimeoutError:
+        raise CommandFailedError(
+            f"no answer within {STATE_TIMEOUT_S:g} s; --from-log needs no primary"
+        ) from None
+    except CallError as error:
+        if error.code != "UNIMPLEMENTED":
+            raise
+        raise CommandFailedError(
+            f"the processes of {request.shard} have no call that shows its state; use --from-log"
+        ) from error
+
+
+async def _recovered_state(
+    invocation: Invocation, client: ShardClient, request: cpb.StateRequest
+) -> cpb.StateResponse:
+    """Return the state that the recovery log has, by a copy that is removed again."""
+    root = file_root_of(invocation.settings(STATE).file_root)
+    shard = await _shard(client, request.shard)
+    hints = await _hints(client, shard)
+    directory = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="gazctl-state-"))
+    try:
+        async with open_broker(invocation, SHARDS_BROKER_CLIENT, SHARDS_ZONE) as transport:
+            await _play(Playback(transport, hints, directory / "files", file_root=root))
+        return await asyncio.to_thread(_read_recovered, directory / "files", shard.spec, request)
+    finally:
+        await asyncio.to_thread(shutil.rmtree, directory)
+
+
+def _read_recovered(
+    directory: Path, spec: cpb.ShardSpec, request: cpb.StateRequest
+) -> cpb.StateResponse:
+    # A topic is a label, or the part of its journals' names before the number, as a rule.
+    topics = {f"topic={journal.rpartition('/')[0]}" for journal in values_of(spec.labels, TABLE)}
+    store, view = open_recovered(directory)
+    try:
+        with view as opened:
+            return read_state(opened, request, topics)
+    finally:
+        store.destroy()
+
+
+async def _shard(client: ShardClient, shard: str) -> cpb.ListResponse.Shard:
+    """Return the shard of an id.
+
+    Raises:
+        CommandFailedError: there is none.
+    """
+    listing = await client.list(pb.LabelSelector(include=label_set(((ID, shard),))))
     if len(listing.shards) != 1:
         raise CommandFailedError(
             f"no shard exists with the given id ({shard}); `gazctl shards list` shows all"
         )
-    log = recovery_log(listing.shards[0].spec)
+    return listing.shards[0]
+
+
+async def _hints(client: ShardClient, shard: cpb.ListResponse.Shard) -> rpb.FSMHints:
+    """Return the hints to play: the primary ones, else the latest backup, else none.
+
+    Raises:
+        CommandFailedError: the shard has no recovery log.
+    """
+    log = recovery_log(shard.spec)
     if not log:
-        raise CommandFailedError(f"shard {shard} has no recovery log: its store is elsewhere")
-    response = await client.get_hints(shard)
+        raise CommandFailedError(
+            f"shard {shard.spec.id} has no recovery log: its store is elsewhere"
+        )
+    response = await client.get_hints(shard.spec.id)
     primary, *backups = (
         each.hints if each.HasField("hints") else None
         for each in (response.primary_hints, *response.backup_hints)
@@ -209,11 +320,23 @@ async def _hints(client: ShardClient, shard: str) -> rpb.FSMHints:
 
 
 async def _play(playback: Playback) -> Recovered:
-    """Play to the write head."""
+    """Play to the write head, with a bar."""
     playing = asyncio.create_task(playback.run())
     finishing = asyncio.create_task(playback.finish())
     try:
-        await asyncio.wait([playing, finishing], return_when=asyncio.FIRST_EXCEPTION)
+        with open_progress("bytes") as progress:
+            progress.begin("recover")
+            is_pending = True
+            while is_pending:
+                done, pending = await asyncio.wait(
+                    [playing, finishing],
+                    timeout=PROGRESS_PERIOD_S,
+                    return_when=asyncio.FIRST_EXCEPTION,
+                )
+                progress.advance(
+                    playback.bytes_read, max(playback.bytes_read, playback.bytes_to_read)
+                )
+                is_pending = bool(pending) and not any(task.exception() for task in done)
         await playing
         return await finishing
     finally:

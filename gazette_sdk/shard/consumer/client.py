@@ -26,7 +26,7 @@ from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Authorizer, RequestedClaims, claims_for
 from gazette_sdk.protocol.labels import CONTENT_TYPE, RECOVERY_LOG, label_set, value_of
 from gazette_sdk.protocol.names import is_local, is_tls, strip_meta
-from gazette_sdk.protocol.rules import SHARD_RPCS_BY_NAME, Rpc
+from gazette_sdk.protocol.rules import SHARD_RPCS_BY_NAME, STATE_RPC, Rpc
 from gazette_sdk.protocol.shard_spec import recovery_log, validate_shard_rpc
 from gazette_sdk.server.call import PROXY_HEADER_METADATA
 from gazette_sdk.transport.base import Transport
@@ -142,6 +142,16 @@ class ShardClient(AsyncClosable):
             "GetHints", cpb.GetHintsRequest(shard=shard)
         )
         _check_status(response.status, shard)
+        return response
+
+    async def state(self, request: cpb.StateRequest) -> cpb.StateResponse:
+        """Return a part of a shard's state, as its primary has committed it.
+
+        Raises:
+            CallError: the shard or its primary is not there, or cannot show its state; the code is
+                UNIMPLEMENTED for processes that have no such call.
+        """
+        response: cpb.StateResponse = await self.call(STATE_RPC, request, claims_for(request))
         return response
 
     async def unassign(self, request: cpb.UnassignRequest) -> cpb.UnassignResponse:

@@ -52,6 +52,7 @@ from gazette_sdk.shard.consumer.hints import load_hints
 from gazette_sdk.shard.consumer.resolver import ShardResolver
 from gazette_sdk.shard.consumer.service import ShardService, application_methods
 from gazette_sdk.shard.consumer.shard import LocalShard, ShardParts
+from gazette_sdk.shard.consumer.state import STATE
 from gazette_sdk.shard.recovery.prune import LogPruning, ShardHints
 from gazette_sdk.shard.transaction.consume import OnStep
 from gazette_sdk.shard.transaction.transaction import Process
@@ -104,7 +105,7 @@ class Consumer:
     Attributes:
         service: the shard service of its port, from :meth:`start` on.
         endpoints: the application's HTTP endpoints, from :meth:`start` on.
-        methods: the application's gRPC methods, from :meth:`start` on.
+        methods: gRPC methods of shards' state, the application's among them, from :meth:`start` on.
         resolver: resolver of shards, from :meth:`start` on.
         keyspace: its mirror of Etcd.
         authority: verifies the tokens of callers, and signs those of its own calls.
@@ -260,7 +261,7 @@ class Consumer:
         )
         self._is_composed = True
         declared = contained(self.application.rpcs)
-        self.methods = tuple(application_methods(declared, self._calls, self._peers))
+        self.methods = tuple(application_methods((STATE, *declared), self._calls, self._peers))
         await self._check_sources()
         self.resolver.local.refresh()
         run = self._member.run

@@ -11,7 +11,7 @@ from gazette_sdk.server.process import STOP_GRACE_S, Server, raise_open_files_li
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.consumer.config import ConsumerConfig
 from gazette_sdk.shard.consumer.process import Consumer
-from gazette_sdk.shard.consumer.service import json_methods, shard_methods
+from gazette_sdk.shard.consumer.service import json_methods, shard_methods, state_methods
 from gazette_sdk.transport.base import Transport
 
 
@@ -69,7 +69,7 @@ class ServedConsumer:
         self.server.http.mount(
             "/v1/",
             JsonGateway(
-                json_methods(service),
+                {**json_methods(service), **state_methods(self.consumer.methods)},
                 authority=self.consumer.authority,
                 allow_origins=self._allow_origins,
             ),

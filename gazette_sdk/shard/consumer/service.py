@@ -61,6 +61,7 @@ from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.endpoints import EndpointCalls, forwarded_claims, status_of
 from gazette_sdk.shard.consumer.hints import load_hints
 from gazette_sdk.shard.consumer.resolver import ServedShard, ShardResolver, primary_of
+from gazette_sdk.shard.consumer.state import STATE
 from gazette_sdk.shard.recovery import hints as fsm_hints
 from gazette_sdk.transport.wire import Peer
 
@@ -485,6 +486,14 @@ def json_methods(service: ShardService) -> Mapping[str, JsonUnary]:
     return {
         "/v1/shards/list": JsonUnary(Capability.LIST, cpb.ListRequest, service.list),
         "/v1/shards/stat": JsonUnary(Capability.READ, cpb.StatRequest, service.stat),
+    }
+
+
+def state_methods(methods: Iterable[Method]) -> Mapping[str, JsonUnary]:
+    """Return ``/v1/shards/state``, for a ``JsonGateway``, of the methods that a process serves."""
+    served = {method.rpc.path: method.serve for method in methods}
+    return {
+        "/v1/shards/state": JsonUnary(Capability.READ, cpb.StateRequest, served[STATE.rpc]),
     }
 
 

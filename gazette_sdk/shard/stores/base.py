@@ -252,6 +252,46 @@ class RowStore(TimerStore, Protocol):
         """
 
 
+class Entry(NamedTuple):
+    """Part of an application's state, as it is shown.
+
+    Attributes:
+        place: column family, or table of SQL; may be empty.
+        key: its key: bytes as they are stored, or a value; None if it has none.
+        value: its value, likewise.
+    """
+
+    place: str
+    key: Any
+    value: Any
+
+
+@runtime_checkable
+class ShownView(Protocol):
+    """View of a store whose state is shown without the types that the application declares."""
+
+    def entries(self, keys: Sequence[Any] | None, limit: int) -> Sequence[Entry]:
+        """Return the first entries of the application's state.
+
+        Args:
+            keys: those of these keys: str, bytes, int, or tuples of them; None for all.
+            limit: the number of entries.
+
+        Raises:
+            ShardStoreError: the store failed.
+        """
+
+    def rows_from(self, lower: bytes, limit: int) -> Sequence[tuple[bytes, bytes]]:
+        """Return the first rows of the SDK from a key on, as those of a :class:`RowStore`.
+
+        Raises:
+            ShardStoreError: the store failed.
+        """
+
+    def timers_after(self, row: TimerRow | None, limit: int) -> Sequence[TimerRow]:
+        """Return timers, as those of a :class:`TimerStore`."""
+
+
 def prefix_end(prefix: bytes) -> bytes | None:
     """Return the least bytes above all that begin with a prefix; None if there are none."""
     stripped = prefix.rstrip(b"\xff")
@@ -263,6 +303,11 @@ def recovered_files(directory: Path) -> Sequence[str]:
     return sorted(
         path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()
     )
+
+
+def stores_of(files: Sequence[str]) -> list[str]:
+    """Return the names of the stores that have such files; of well-formed logs one at most."""
+    return [name for name, layout in _LAYOUTS.items() if any(map(layout.fullmatch, files))]
 
 
 def refuse_other_files(files: Sequence[str], store: str) -> None:
@@ -278,9 +323,7 @@ def refuse_other_files(files: Sequence[str], store: str) -> None:
     own = _LAYOUTS.get(store)
     if not files or (own is not None and any(map(own.fullmatch, files))):
         return
-    found = [name for name, layout in _LAYOUTS.items() if any(map(layout.fullmatch, files))] or [
-        "a store that is not known here"
-    ]
+    found = stores_of(files) or ["a store that is not known here"]
     shown = ", ".join(files[:FILES_SHOWN_MAX]) + (", …" if len(files) > FILES_SHOWN_MAX else "")
     raise ShardStoreError(
         f"the recovery log has files of {' and '.join(found)} ({shown}), and none of {store}, which"

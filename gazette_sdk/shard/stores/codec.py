@@ -6,6 +6,7 @@ put, is refused when it is put: :class:`~gazette_sdk.errors.UnreadableStateError
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import typing
 from collections.abc import Callable
@@ -26,6 +27,7 @@ _BYTES_TAG, _STR_TAG, _INT_TAG, _TUPLE_TAG = b"\x01", b"\x02", b"\x03", b"\x04"
 _END = b"\x00"
 _ESCAPED_ZERO = b"\x00\xff"
 _UVARINT_MAX = (1 << 63) - 1
+_INT64_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ def _encode_int64(value: int) -> bytes:
 
 
 def _decode_int64(encoded: bytes) -> int:
-    if len(encoded) != 8:
+    if len(encoded) != _INT64_BYTES:
         raise DecodeError(f"{len(encoded)} bytes are no int64 key; declare the type that wrote it")
     return int.from_bytes(encoded, "big") - _SIGN
 
@@ -357,3 +359,41 @@ def value_codec(of: Any) -> Codec[Any]:
     if plain and issubclass(of, google.protobuf.message.Message):
         return protobuf(of)
     return json(of)
+
+
+# ---------------------------------------------------------------- without declared types
+
+
+def stored_key(key: str | bytes | int | tuple[str | bytes | int, ...]) -> bytes:
+    """Return a key in the layout of its type, as :func:`key_codec` has it."""
+    if isinstance(key, tuple):
+        return b"".join(map(_encode_element, key))
+    if isinstance(key, int):
+        return int64.encode(key)
+    return key.encode() if isinstance(key, str) else key
+
+
+def shown_key(encoded: bytes) -> Any:
+    """Return a stored key as the value that it most likely is: a tuple, text, an integer or bytes.
+
+    A tuple has a byte for the type of each element, and integers begin with a byte that no text
+    begins with, unless they are huge or far below zero.
+    """
+    if encoded[:1] in (_BYTES_TAG, _STR_TAG, _INT_TAG):
+        with contextlib.suppress(DecodeError, ValueError):
+            found = _decode_tuple(encoded)
+            if b"".join(map(_encode_element, found)) == encoded:
+                return found
+    with contextlib.suppress(UnicodeDecodeError):
+        return encoded.decode()
+    return _decode_int64(encoded) if len(encoded) == _INT64_BYTES else encoded
+
+
+def shown_value(encoded: bytes) -> Any:
+    """Return a stored value as what it most likely is: JSON as it stands, text or bytes."""
+    with contextlib.suppress(ValueError):
+        msgspec.json.decode(encoded)
+        return msgspec.Raw(msgspec.json.format(encoded, indent=-1))
+    with contextlib.suppress(UnicodeDecodeError):
+        return encoded.decode()
+    return encoded

@@ -28,6 +28,7 @@ from gazette_sdk.shard.recovery.hints import (
     WriteFile,
 )
 from gazette_sdk.shard.stores.base import (
+    Entry,
     TimerRow,
     recovered_files,
     refuse_other_files,
@@ -57,6 +58,7 @@ class JsonView(Generic[State]):
     Args:
         state: the application's value.
         rows: rows, by their keys.
+        timers: times of timers, by their keys.
 
     Attributes:
         state: the application's value.
@@ -64,9 +66,12 @@ class JsonView(Generic[State]):
 
     state: State
 
-    def __init__(self, state: State, rows: Mapping[bytes, bytes]) -> None:
+    def __init__(
+        self, state: State, rows: Mapping[bytes, bytes], timers: Mapping[bytes, int]
+    ) -> None:
         self.state = state
         self._rows = rows
+        self._timers = timers
 
     def row(self, key: bytes) -> bytes | None:
         """Return a row; see :class:`~gazette_sdk.shard.stores.base.RowStore`."""
@@ -75,6 +80,23 @@ class JsonView(Generic[State]):
     def rows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
         """Return rows; see :class:`~gazette_sdk.shard.stores.base.RowStore`."""
         return _rows_of(self._rows, prefix)
+
+    def rows_from(self, lower: bytes, limit: int) -> Sequence[tuple[bytes, bytes]]:
+        """Return rows; see :class:`~gazette_sdk.shard.stores.base.ShownView`."""
+        return heapq.nsmallest(limit, (row for row in self._rows.items() if row[0] >= lower))
+
+    def timers_after(self, row: TimerRow | None, limit: int) -> Sequence[TimerRow]:
+        """Return the next timers; see :class:`~gazette_sdk.shard.stores.base.TimerStore`."""
+        rows = (TimerRow(due_us, key) for key, due_us in self._timers.items())
+        return heapq.nsmallest(limit, (each for each in rows if row is None or each > row))
+
+    def entries(self, keys: Sequence[Any] | None, limit: int) -> Sequence[Entry]:
+        """Return entries; see :class:`~gazette_sdk.shard.stores.base.ShownView`."""
+        state: Any = msgspec.to_builtins(self.state, str_keys=True)
+        if not isinstance(state, dict):
+            return [] if keys is not None else [Entry("", None, state)]
+        wanted = sorted(state) if keys is None else [key for key in map(str, keys) if key in state]
+        return [Entry("", key, state[key]) for key in dict.fromkeys(wanted[:limit])]
 
     def get(self, key: Any, default: Any = None) -> Any:
         """Return the value of a key, or ``default``.
@@ -148,9 +170,10 @@ class JsonStore(JsonView[State]):
         self._committed = b""
         # The state as it was validated last; empty from the begin of a transaction on.
         self._validated = b""
+        # Each change replaces them: queries read those of the last commit.
         self._timers: dict[bytes, int] = {}
-        self._rows: dict[bytes, bytes] = {}  # replaced by each change: queries read it
-        self._committed_rows = self._rows
+        self._rows: dict[bytes, bytes] = {}
+        self._committed_timers, self._committed_rows = self._timers, self._rows
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._entries()[key] = value
@@ -193,7 +216,8 @@ class JsonStore(JsonView[State]):
                 f"{_STATE_PATH} in {self._directory} is not the state that was declared ({error});"
                 " declare the type that wrote it, or start a new recovery log"
             ) from error
-        self._committed, self._committed_rows = state, self._rows
+        self._committed = state
+        self._committed_timers, self._committed_rows = self._timers, self._rows
         return restored
 
     def begin(self) -> None:
@@ -252,7 +276,8 @@ class JsonStore(JsonView[State]):
             next_file.replace(self._directory / _STATE_PATH[1:])
         except OSError as error:
             raise ShardStoreError(f"the state file cannot be written: {error}") from error
-        self._committed, self._committed_rows = state, self._rows
+        self._committed = state
+        self._committed_timers, self._committed_rows = self._timers, self._rows
         changes: list[FileChange] = [CreateFile(_NEXT_PATH)]
         offset = 0
         for document in documents:
@@ -267,18 +292,10 @@ class JsonStore(JsonView[State]):
     def open_timers(self) -> None:
         """Prepare to keep timers: nothing is to be done."""
 
-    def timers_after(self, row: TimerRow | None, limit: int) -> Sequence[TimerRow]:
-        """Return the next timers; see :class:`~gazette_sdk.shard.stores.base.TimerStore`."""
-        rows = (TimerRow(due_us, key) for key, due_us in self._timers.items())
-        return heapq.nsmallest(limit, (each for each in rows if row is None or each > row))
-
     def put_timers(self, changes: Mapping[bytes, int | None]) -> None:
         """Put timers, just before ``start_commit``; None removes one."""
-        for key, due_us in changes.items():
-            if due_us is None:
-                self._timers.pop(key, None)
-            else:
-                self._timers[key] = due_us
+        changed = {**self._timers, **changes}
+        self._timers = {key: due_us for key, due_us in changed.items() if due_us is not None}
 
     def open_rows(self) -> None:
         """Prepare to keep rows: nothing is to be done."""
@@ -316,7 +333,7 @@ class JsonStore(JsonView[State]):
         if not self._committed:
             raise ClosedError("the store is not restored yet; call restore() first")
         state = msgspec.json.decode(self._committed, type=self._type())
-        yield JsonView(state, self._committed_rows)
+        yield JsonView(state, self._committed_rows, self._committed_timers)
 
     def destroy(self) -> None:
         """Close the store: it holds no open file."""

@@ -47,6 +47,7 @@ from gazette_sdk.shard.recovery.hints import (
 from gazette_sdk.shard.stores.base import (
     UNCOMMITTED_BYTES_MAX,
     UNCOMMITTED_PUTS_MAX,
+    Entry,
     TimerRow,
     prefix_end,
     recovered_files,
@@ -65,7 +66,7 @@ with needs_extra("shards", "stores of RocksDB"):
         WriteBatch,
         WriteOptions,
     )
-from gazette_sdk.shard.stores.codec import Codec, checked, key_codec, value_codec
+from gazette_sdk.shard.stores.codec import Codec, checked, key_codec, stored_key, value_codec
 
 Configure = Callable[[Options], None]
 """Changes the options of a database and of each family before it is opened."""
@@ -559,7 +560,35 @@ _STALL_PAUSE_S = 0.01
 _Codecs = tuple[Codec[Any], Codec[Any]]
 
 
-class RocksStore(Family[K, V]):
+class _OwnRows(FamilyView[K, V]):
+    """Rows and timers of the store's own, in the default family."""
+
+    def row(self, key: bytes) -> bytes | None:
+        """Return a row; see :class:`~gazette_sdk.shard.stores.base.RowStore`."""
+        return self._find(_ROW + key)
+
+    def rows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
+        """Return rows; see :class:`~gazette_sdk.shard.stores.base.RowStore`."""
+        lower = _ROW + prefix
+        rows = self._stored(lower, prefix_end(lower))
+        return [(key[len(_ROW) :], value) for key, value in rows]
+
+    def rows_from(self, lower: bytes, limit: int) -> Sequence[tuple[bytes, bytes]]:
+        """Return rows; see :class:`~gazette_sdk.shard.stores.base.ShownView`."""
+        rows = itertools.islice(self._stored(_ROW + lower, prefix_end(_ROW)), limit)
+        return [(key[len(_ROW) :], value) for key, value in rows]
+
+    def timers_after(self, row: TimerRow | None, limit: int) -> Sequence[TimerRow]:
+        """Return the next timers; see :class:`~gazette_sdk.shard.stores.base.TimerStore`."""
+        lower = _TIMER_BY_TIME if row is None else _timer_by_time(row.due_us, row.key) + b"\x00"
+        at = len(_TIMER_BY_TIME)
+        return [
+            TimerRow(int.from_bytes(key[at : at + _TIME_BYTES], "big"), key[at + _TIME_BYTES :])
+            for key, _ in itertools.islice(self._stored(lower, _TIMER_BY_TIME_END), limit)
+        ]
+
+
+class RocksStore(Family[K, V], _OwnRows[K, V]):
     """Keys and values in RocksDB, as a mapping: ``get``, ``[]``, ``del``, ``in``, ``items``.
 
     ``RocksStore[str, int]`` declares the types. Keys are str, bytes, int, or a tuple of them; their
@@ -615,6 +644,22 @@ class RocksStore(Family[K, V]):
     ) -> Callable[[Path], RocksStore[Any, Any]]:
         """Return a function that makes such stores; the arguments are those of the class."""
         return functools.partial(cls, key=key, value=value, families=families, configure=configure)
+
+    @classmethod
+    def untyped(cls, directory: Path) -> RocksStore[bytes, bytes]:
+        """Return a store over a database with all of its families, whose types are not known.
+
+        Raises:
+            ShardStoreError: its families cannot be listed.
+        """
+        try:
+            names = Rdict.list_cf(str(directory))
+        except Exception as error:
+            raise ShardStoreError(
+                f"the database in {directory} cannot be opened: {error}"
+            ) from error
+        further = {name: (bytes, bytes) for name in names if name != "default"}
+        return RocksStore(directory, key=bytes, value=bytes, families=further)
 
     @property
     def is_full(self) -> bool:
@@ -706,31 +751,12 @@ class RocksStore(Family[K, V]):
     def open_timers(self) -> None:
         """Prepare to keep timers: nothing is to be done."""
 
-    def timers_after(self, row: TimerRow | None, limit: int) -> Sequence[TimerRow]:
-        """Return the next timers; see :class:`~gazette_sdk.shard.stores.base.TimerStore`."""
-        lower = _TIMER_BY_TIME if row is None else _timer_by_time(row.due_us, row.key) + b"\x00"
-        at = len(_TIMER_BY_TIME)
-        return [
-            TimerRow(int.from_bytes(key[at : at + _TIME_BYTES], "big"), key[at + _TIME_BYTES :])
-            for key, _ in itertools.islice(self._stored(lower, _TIMER_BY_TIME_END), limit)
-        ]
-
     def put_timers(self, changes: Mapping[bytes, int | None]) -> None:
         """Put timers, just before ``start_commit``; None removes one."""
         self._timer_changes = changes
 
     def open_rows(self) -> None:
         """Prepare to keep rows: nothing is to be done."""
-
-    def row(self, key: bytes) -> bytes | None:
-        """Return a row; see :class:`~gazette_sdk.shard.stores.base.RowStore`."""
-        return self._find(_ROW + key)
-
-    def rows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
-        """Return rows; see :class:`~gazette_sdk.shard.stores.base.RowStore`."""
-        lower = _ROW + prefix
-        rows = self._stored(lower, prefix_end(lower))
-        return [(key[len(_ROW) :], value) for key, value in rows]
 
     def put_rows(self, changes: Mapping[bytes, bytes | None]) -> None:
         """Put rows, just before ``start_commit``; None removes one."""
@@ -843,7 +869,7 @@ class RocksStore(Family[K, V]):
                 delete(by_key)
 
 
-class RocksView(FamilyView[K, V]):
+class RocksView(_OwnRows[K, V]):
     """View of the local commits of a ``RocksStore``; read-only, for any thread.
 
     Each ``get`` reads the last commit, and an iteration the commit at its beginning.
@@ -863,15 +889,20 @@ class RocksView(FamilyView[K, V]):
         """Return the view of a further column family; KeyError if it was not declared."""
         return self._further[name]
 
-    def row(self, key: bytes) -> bytes | None:
-        """Return a row; see :class:`~gazette_sdk.shard.stores.base.RowStore`."""
-        return self._find(_ROW + key)
+    def entries(self, keys: Sequence[Any] | None, limit: int) -> Sequence[Entry]:
+        """Return entries; see :class:`~gazette_sdk.shard.stores.base.ShownView`."""
+        return list(itertools.islice(self._entries(keys), limit))
 
-    def rows_of(self, prefix: bytes) -> Sequence[tuple[bytes, bytes]]:
-        """Return rows; see :class:`~gazette_sdk.shard.stores.base.RowStore`."""
-        lower = _ROW + prefix
-        rows = self._stored(lower, prefix_end(lower))
-        return [(key[len(_ROW) :], value) for key, value in rows]
+    def _entries(self, keys: Sequence[Any] | None) -> Iterator[Entry]:
+        for name, family in (("", self), *sorted(self._further.items())):
+            if keys is None:
+                for encoded, value in family._rows(b"", None):  # noqa: SLF001 - a view like this one
+                    yield Entry(name, encoded, value)
+                continue
+            for encoded in map(stored_key, keys):
+                found = None if encoded.startswith(RESERVED) else family._find(encoded)  # noqa: SLF001
+                if found is not None:
+                    yield Entry(name, encoded, found)
 
 
 def _timer_by_time(due_us: int, key: bytes) -> bytes:

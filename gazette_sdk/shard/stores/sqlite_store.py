@@ -28,6 +28,7 @@ from gazette_sdk.shard.recovery.fsm import HOLES_BYTES_MAX
 from gazette_sdk.shard.recovery.hints import CreateFile, FileChange, RemoveFile, WriteFile
 from gazette_sdk.shard.stores.base import (
     UNCOMMITTED_PUTS_MAX,
+    Entry,
     TimerRow,
     prefix_end,
     recovered_files,
@@ -332,6 +333,11 @@ _ROWS_SCHEMA = """
 """
 _ROW = "SELECT state FROM gazette_rows WHERE key = ?"
 _ROWS_OF = "SELECT key, state FROM gazette_rows WHERE key >= ? AND key < ? ORDER BY key"
+_ROWS_FROM = "SELECT key, state FROM gazette_rows WHERE key >= ? ORDER BY key LIMIT ?"
+_TABLES = (
+    "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
+    " ORDER BY name"
+)
 _PUT_ROW = "INSERT OR REPLACE INTO gazette_rows (key, state) VALUES (?, ?)"
 _REMOVE_ROW = "DELETE FROM gazette_rows WHERE key = ?"
 
@@ -527,12 +533,7 @@ class SqliteStore:
 
     def timers_after(self, row: TimerRow | None, limit: int) -> Sequence[TimerRow]:
         """Return the next timers; see :class:`~gazette_sdk.shard.stores.base.TimerStore`."""
-        connection, (due_us, key) = self._opened(), row or (-1, b"")
-        with _failures_of_tables():
-            if row is None and connection.execute(_HAS_TIMERS).fetchone() is None:
-                return ()
-            found = connection.execute(_TIMERS_AFTER, (due_us, key, limit))
-            return list(itertools.starmap(TimerRow, found))
+        return _timers_after(self._opened(), row, limit)
 
     def put_timers(self, changes: Mapping[bytes, int | None]) -> None:
         """Put timers, just before ``start_commit``; None removes one.
@@ -672,6 +673,40 @@ class SqliteView:
         """Return rows; see :class:`~gazette_sdk.shard.stores.base.RowStore`."""
         return _rows_of(self._connection, prefix)
 
+    def rows_from(self, lower: bytes, limit: int) -> Sequence[tuple[bytes, bytes]]:
+        """Return rows; see :class:`~gazette_sdk.shard.stores.base.ShownView`."""
+        with _failures_of_tables():
+            if "gazette_rows" not in self._tables():
+                return ()
+            return self._connection.execute(_ROWS_FROM, (lower, limit)).fetchall()
+
+    def timers_after(self, row: TimerRow | None, limit: int) -> Sequence[TimerRow]:
+        """Return the next timers; see :class:`~gazette_sdk.shard.stores.base.TimerStore`."""
+        return _timers_after(self._connection, row, limit)
+
+    def entries(self, keys: Sequence[Any] | None, limit: int) -> Sequence[Entry]:
+        """Return rows of the application's tables, whose names are the keys.
+
+        See :class:`~gazette_sdk.shard.stores.base.ShownView`.
+        """
+        found: list[Entry] = []
+        with _failures_of_the_machine():
+            for table in self._tables():
+                if table.startswith("gazette_") or not (keys is None or table in keys):
+                    continue
+                name = table.replace('"', '""')
+                rows = self._connection.execute(
+                    f'SELECT * FROM "{name}" LIMIT ?',  # noqa: S608 - it is quoted
+                    (limit - len(found),),
+                )
+                columns = [column[0] for column in rows.description]
+                found += [Entry(table, None, dict(zip(columns, row, strict=True))) for row in rows]
+        return found
+
+    def _tables(self) -> list[str]:
+        """Return the names of the tables, without those of SQLite's own."""
+        return [name for (name,) in self._connection.execute(_TABLES)]
+
     def interrupt(self) -> None:
         """Have a statement that runs fail with ``sqlite3.OperationalError``, from any thread."""
         self._connection.interrupt()
@@ -705,6 +740,18 @@ def _failures_of_tables() -> Iterator[None]:
         raise ShardStoreError(
             f"the tables of timers and rows, gazette_*, cannot be used: {error}"
         ) from error
+
+
+def _timers_after(
+    connection: sqlite3.Connection, row: TimerRow | None, limit: int
+) -> Sequence[TimerRow]:
+    due_us, key = row or (-1, b"")
+    with _failures_of_tables():
+        if row is None and connection.execute(_HAS_TIMERS).fetchone() is None:
+            return ()
+        return list(
+            itertools.starmap(TimerRow, connection.execute(_TIMERS_AFTER, (due_us, key, limit)))
+        )
 
 
 def _row(connection: sqlite3.Connection, key: bytes) -> bytes | None:

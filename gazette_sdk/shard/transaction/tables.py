@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar, overload
 
 import pydantic
 
-from gazette_sdk.errors import ConfigurationError, ShardStoreError, ValidationError
+from gazette_sdk.errors import ConfigurationError, DecodeError, ShardStoreError, ValidationError
 from gazette_sdk.message.kinds import known_kind
 from gazette_sdk.shard.stores.base import (
     TIMER_KEY_BYTES_MAX,
@@ -47,7 +47,7 @@ class Table(Generic[V]):
         ConfigurationError: the key is no function, or objects of the class cannot be kept.
     """
 
-    __slots__ = ("bootstrap", "codec", "key", "message", "prefix", "removes", "topic")
+    __slots__ = ("_digest", "bootstrap", "codec", "key", "message", "removes", "topic")
 
     def __init__(
         self,
@@ -76,8 +76,7 @@ class Table(Generic[V]):
         self.removes = removes
         self.bootstrap = bootstrap
         self.codec = checked(value_codec(message))
-        digest = hashlib.blake2b(topic.encode(), digest_size=_DIGEST_BYTES).digest()
-        self.prefix = _PREFIX + digest
+        self._digest = digest_of(topic)
 
     def __repr__(self) -> str:
         return f"<table of {self.topic}>"
@@ -89,13 +88,13 @@ class Table(Generic[V]):
             ValidationError: it cannot be the key of a table.
         """
         try:
-            row: bytes = self.prefix + any_key.encode(key) + _END
+            row = row_of(self._digest, key)
         except (TypeError, OverflowError, UnicodeError) as error:
             raise ValidationError(f"{key!r} cannot be a key of {self!r}: {error}") from error
         if len(row) >= TIMER_KEY_BYTES_MAX:
             raise ValidationError(
                 f"a key of {self!r}, {str(key)[:40]!r}…, has {len(row)} bytes; use one of less than"
-                f" {TIMER_KEY_BYTES_MAX - len(self.prefix) - 2} bytes"
+                f" {TIMER_KEY_BYTES_MAX - len(_PREFIX) - _DIGEST_BYTES - 2} bytes"
             )
         return row
 
@@ -315,3 +314,30 @@ class Tables:
 def undeclared(declared: Table[Any]) -> ConfigurationError:
     """Return the error of a table that an application does not declare."""
     return ConfigurationError(f"the application does not declare {declared!r}: add it to `tables=`")
+
+
+ROWS = _PREFIX
+"""Prefix of the rows of all tables."""
+
+
+def digest_of(topic: str) -> bytes:
+    """Return what the rows of a topic's table have for the topic."""
+    return hashlib.blake2b(topic.encode(), digest_size=_DIGEST_BYTES).digest()
+
+
+def row_of(digest: bytes, key: Any) -> bytes:
+    """Return the key of a row, by what it has for its topic."""
+    return _PREFIX + digest + any_key.encode(key) + _END
+
+
+def parse_row(row: bytes) -> tuple[bytes, Any]:
+    """Return what a row has for its topic, and its key.
+
+    Raises:
+        ShardStoreError: the row is of no table.
+    """
+    at = len(_PREFIX) + _DIGEST_BYTES
+    try:
+        return row[len(_PREFIX) : at], any_key.decode(row[at : -len(_END)])
+    except (DecodeError, ValueError) as error:
+        raise ShardStoreError(f"the row {row!r} is of no table: {error}") from error

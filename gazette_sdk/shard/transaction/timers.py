@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from gazette_sdk.errors import ConfigurationError, ValidationError
+from gazette_sdk.errors import ConfigurationError, DecodeError, ShardStoreError, ValidationError
 from gazette_sdk.shard.stores.base import (
     TIMER_KEY_BYTES_MAX,
     UNCOMMITTED_PUTS_MAX,
@@ -491,3 +491,21 @@ def _encode(key: TimerKey) -> bytes:
             f" {TIMER_KEY_BYTES_MAX} bytes"
         )
     return encoded
+
+
+def timer_of_row(row: TimerRow) -> Timer | WindowTimer:
+    """Return the timer of a row of a store.
+
+    Raises:
+        ShardStoreError: the row is of no timer.
+    """
+    due_us, key = row
+    is_event = due_us >= EVENT_US
+    due_us -= EVENT_US * is_event
+    if key.startswith(_WINDOW_TAGS):
+        return WindowTimer(key[1:], key.startswith(_CLOSING_TAG), due_us)
+    try:
+        decoded = any_key.decode(key.removeprefix(_EVENT_TAG))
+    except (DecodeError, ValueError) as error:
+        raise ShardStoreError(f"the row {key!r} is of no timer: {error}") from error
+    return Timer(decoded, due_us / SECOND_US, "event" if is_event else "processing")

@@ -22,6 +22,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from gazette_sdk.errors import (
     ConfigurationError,
+    DecodeError,
     ShardStoreError,
     UnreadableStateError,
     ValidationError,
@@ -32,7 +33,7 @@ from gazette_sdk.shard.stores.base import (
     UNCOMMITTED_PUTS_MAX,
     RowStore,
 )
-from gazette_sdk.shard.stores.codec import Codec, any_key, checked, value_codec
+from gazette_sdk.shard.stores.codec import Codec, any_key, checked, raw, value_codec
 from gazette_sdk.shard.transaction.event_time import SECOND_US, EventTime, is_seconds
 from gazette_sdk.shard.transaction.timers import Timers, WindowTimer
 from gazette_sdk.user_code import call
@@ -239,6 +240,28 @@ def windows_of_key(view: RowReader, key: Any, codec: Codec[Any]) -> list[Window[
         ShardStoreError: the store failed, or a state is not of the declared type.
     """
     return [_decode(key, row, encoded, codec) for row, encoded in view.rows_of(_encode_key(key))]
+
+
+def window_of_row(row: bytes, encoded: bytes) -> Window[bytes]:
+    """Return the window of a row, with its state as it is stored.
+
+    Raises:
+        ShardStoreError: the row is of no window.
+    """
+    try:
+        key, _ = _parse_row(row)
+        return _decode(key, row, encoded, raw)
+    except (DecodeError, ValueError, struct.error) as error:
+        raise ShardStoreError(f"the row {row!r} is of no window: {error}") from error
+
+
+def window_rows(key: Any) -> bytes:
+    """Return the prefix of the rows of a key's windows.
+
+    Raises:
+        ValidationError: it cannot be the key of a window.
+    """
+    return _encode_key(key)
 
 
 def state_codec(declared: Declared) -> Codec[Any]:

@@ -88,6 +88,20 @@ def check_endpoints(processes, ids):
         with urllib.request.urlopen(process.address + path, timeout=TIMEOUT_S) as answer:
             for name, value in CONTENT_HEADERS.items():
                 assert answer.headers[name] == value
+        found = {}
+        for shard in ids:
+            body = json.dumps({"shard": shard}).encode()
+            status, answer = ask(process, "/v1/shards/state", body)
+            assert status == 200
+            found |= {e["key"]: e["value"] for e in json.loads(answer)["entries"]}
+        assert found == {f'"customer-{number}"': "20" for number in range(CUSTOMERS)}
+        for request, status in (
+            ({}, 400),
+            ({"shard": "another"}, 404),
+            ({"shard": ids[0], "what": "secrets"}, 400),
+            ({"shard": ids[0], "limit": 1 << 30}, 400),
+        ):
+            assert ask(process, "/v1/shards/state", json.dumps(request).encode())[0] == status
         assert ask(process, "/api/count")[0] == 400
         assert ask(process, "/api/count?shard=another")[0] == 404
         assert ask(process, "/api/unknown")[0] == 404

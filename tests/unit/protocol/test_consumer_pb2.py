@@ -49,6 +49,10 @@ MESSAGES = {
     "3 primary_hints GetHintsResponse.ResponseHints, "
     "4 backup_hints *GetHintsResponse.ResponseHints, 100 extension bytes",
     "GetHintsResponse.ResponseHints": "1 hints recoverylog.FSMHints",
+    "StateRequest": "1 header protocol.Header, 2 shard string, 3 what string, 4 key string, "
+    "5 limit int32",
+    "StateResponse": "1 entries *StateResponse.Entry, 2 more bool",
+    "StateResponse.Entry": "1 place string, 2 key string, 3 value string",
     "UnassignRequest": "1 shards *string, 2 only_failed bool, 3 dry_run bool",
     "UnassignResponse": "1 status Status, 2 shards *string",
 }
