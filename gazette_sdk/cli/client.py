@@ -183,11 +183,11 @@ async def open_consumer(invocation: Invocation) -> AsyncIterator[ShardClient]:
 async def open_consumers(invocation: Invocation) -> AsyncIterator[dict[str, ShardClient]]:
     """Open a client for each address of consumer processes, which commas separate.
 
-    At the default address these are a process of each application beside ``gazette dev``.
+    At the default address these are a process of each application beside ``gazette dev``: none if
+    no application runs there.
 
     Raises:
-        ConfigurationError: an address, a certificate or a key is invalid; or no application runs
-            beside ``gazette dev``.
+        ConfigurationError: an address, a certificate or a key is invalid.
         EtcdError: the Etcd of ``gazette dev`` does not answer.
     """
     from gazette_sdk.cli.dev_consumers import find_consumers  # noqa: PLC0415 - lazy

@@ -35,6 +35,8 @@ async def find_consumer(broker: str) -> str | None:
     endpoints = await find_consumers(broker)
     if endpoints is None:
         return None
+    if not endpoints:
+        raise none_runs(broker)
     if len(endpoints) > 1:
         running = ", ".join(f"{name} at {endpoint}" for name, endpoint in sorted(endpoints.items()))
         raise ConfigurationError(f"several applications run, {running}: {_REMEDY}")
@@ -49,11 +51,10 @@ async def find_consumers(broker: str) -> dict[str, str] | None:
         broker: address of a broker.
 
     Returns:
-        Endpoints by the names of applications, at least one; None if the broker is not of
-        ``gazette dev``, or does not answer.
+        Endpoints by the names of applications; None if the broker is not of ``gazette dev``, or
+        does not answer.
 
     Raises:
-        ConfigurationError: no application runs.
         EtcdError: Etcd does not answer.
     """
     try:
@@ -62,13 +63,15 @@ async def find_consumers(broker: str) -> dict[str, str] | None:
         )
     except ConfigurationError:
         return None
-    endpoints = await _endpoints(address)
-    if not endpoints:
-        raise ConfigurationError(
-            f"no consumer process runs beside the broker at {broker}; start one with `gazette "
-            f"run-consumer MODULE:APPLICATION`, or {_REMEDY}"
-        )
-    return endpoints
+    return await _endpoints(address)
+
+
+def none_runs(broker: str) -> ConfigurationError:
+    """Return the error that no application runs beside a broker of ``gazette dev``."""
+    return ConfigurationError(
+        f"no consumer process runs beside the broker at {broker}; start one with `gazette "
+        f"run-consumer MODULE:APPLICATION`, or {_REMEDY}"
+    )
 
 
 async def _endpoints(etcd: str) -> dict[str, str]:

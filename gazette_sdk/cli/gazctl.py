@@ -17,7 +17,7 @@ from gazette_sdk.cli.journals.commands import COMMANDS as JOURNALS
 from gazette_sdk.cli.program import Command, Program
 from gazette_sdk.cli.settings import ATTACH_UUIDS, PRINT_CONFIG
 from gazette_sdk.cli.shards.commands import COMMANDS as SHARDS
-from gazette_sdk.cli.shards.commands import CONSUMERS
+from gazette_sdk.cli.shards.commands import CONSUMERS, TOPICS
 from gazette_sdk.server.options import Group
 from gazette_sdk.server.settings import LoggingSettings
 
@@ -63,6 +63,7 @@ GAZCTL = Program(
         *JOURNALS,
         *SHARDS,
         *CONSUMERS,
+        *TOPICS,
         _ATTACH_UUIDS,
         _PRINT_CONFIG,
         completion_command("gazctl"),
@@ -72,6 +73,7 @@ GAZCTL = Program(
         "journals": (BROKER_CLIENT, ZONE, _JOURNALS_LOGGING),
         "shards": _SHARDS,
         "consumers": _SHARDS,
+        "topics": _SHARDS,
     },
     aliases=ADDRESS_ALIASES,
     sibling="gazette_sdk.cli.gazette:GAZETTE",

@@ -1,8 +1,8 @@
-"""Commands of ``gazctl shards`` and ``gazctl consumers`` (cli section 8).
+"""Commands of ``gazctl shards``, ``consumers`` and ``topics`` (cli section 8).
 
 In reading order:
 
-- ``commands``: Table of the commands of ``gazctl shards`` and ``consumers``: names, help, and
+- ``commands``: Table of the commands of ``gazctl shards``, ``consumers`` and ``topics``: names,
   functions.
 - ``consumers``: ``gazctl consumers list`` and ``describe``: applications, their processes and their
   shards.
@@ -10,5 +10,5 @@ In reading order:
 - ``logs``: ``gazctl shards prune``, ``recover``, ``state`` and ``unassign``.
 - ``reset``: ``gazctl shards reset`` and ``delete``.
 - ``skip``: ``gazctl shards skip``.
-- ``specs``: ``gazctl shards apply``, ``edit`` and ``generate``.
+- ``specs``: ``gazctl shards apply``, ``edit`` and ``generate``, and ``gazctl topics grow``.
 """

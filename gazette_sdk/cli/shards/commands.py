@@ -1,4 +1,4 @@
-"""Table of the commands of ``gazctl shards`` and ``consumers``: names, help, and functions.
+"""Table of the commands of ``gazctl shards``, ``consumers`` and ``topics``: names, functions.
 
 The options of each command are here, too (cli section 8).
 """
@@ -126,6 +126,26 @@ class ConsumersSettings(Settings):
     ] = "table"
 
 
+class GrowSettings(Settings):
+    """Options of ``topics grow``."""
+
+    partitions: Annotated[
+        int,
+        Option("Partitions", "Number of partitions to have, more than now", in_ini=False),
+        Field(ge=0, le=1000),
+    ] = 0
+    dry_run: Annotated[
+        bool, Option("DryRun", "Only show what would be created, and who reads the topic")
+    ] = False
+    force: Annotated[
+        bool,
+        Option("Force", "Grow also where states of shards are split, or not known", in_ini=False),
+    ] = False
+    format: Annotated[
+        Literal["table", "json"], Option("Format", "Output format", short="o", in_ini=False)
+    ] = "table"
+
+
 class PruneSettings(Settings):
     """Options of ``prune``."""
 
@@ -227,6 +247,7 @@ STATE = Group("shards.state", StateSettings)
 UNASSIGN = Group("shards.unassign", UnassignSettings)
 LIST_CONSUMERS = Group("consumers.list", ConsumersSettings)
 DESCRIBE_CONSUMER = Group("consumers.describe", ConsumersSettings)
+GROW = Group("topics.grow", GrowSettings)
 
 
 _ADDRESS = (
@@ -548,6 +569,48 @@ CONSUMERS = (
         examples=(
             ("gazctl consumers describe totals", "an application beside gazette dev"),
             ("gazctl consumers describe totals -o yaml", "with the offsets of each source"),
+        ),
+        arguments="NAME",
+        arguments_min=1,
+        arguments_max=1,
+    ),
+)
+
+TOPICS = (
+    Command(
+        "topics grow",
+        "Add partitions to a topic, unless states of shards would be split",
+        "gazette_sdk.cli.shards.specs:run_grow",
+        (GROW,),
+        in_doubt="partitions may have been created; `gazctl journals list` shows them",
+        details=(
+            "Creates NAME/part-003 and so on, like the first partition. The topic must have been "
+            "made as `gazctl journals create` makes it, and partitions are never removed.\n\n"
+            "A mapping by the hash of a key then maps most keys to other partitions "
+            "(mapping.modulo), or some (mapping.rendezvous), from the moment at which a publisher "
+            "sees them. With state in shards, an old part of a key's state would be in one shard, "
+            "and a new one in another. So the shards that read the topic are looked up in the "
+            "applications at --consumer.address (CONSUMER_ADDRESS), one process each, separated by "
+            "commas, or beside `gazette dev`, and are asked for their state, which needs a token "
+            "that may READ them. It is refused if a shard has state, or may have: it cannot be "
+            "asked, or has not begun to read. Other applications, and Readers, are not seen.\n\n"
+            "--force grows the topic all the same. Nothing that exists is changed: the content of "
+            "partitions stays where it is, and so does the state of shards. The messages of a key "
+            "that moves go on in another partition, whose shard begins without the key's state; "
+            "the shard of before keeps it, and gets no further message of the key. Messages of the "
+            "key in both are not in order. To have all state by the new partitions, publish the "
+            "topic into a new one of more partitions, and let applications read that. Mappings "
+            "that do not depend on a key, such as mapping.random, have no such effects."
+        ),
+        examples=(
+            (
+                "gazctl topics grow rides --partitions 8 --dry-run",
+                "who reads it, with state or not",
+            ),
+            (
+                "gazctl topics grow rides --partitions 8 --consumer.address http://a:80,http://b:80",
+                "where two applications read it",
+            ),
         ),
         arguments="NAME",
         arguments_min=1,

@@ -19,6 +19,7 @@ from typing import Any
 import orjson
 
 from gazette_sdk.cli.client import SHARDS_BROKER_CLIENT, SHARDS_ZONE, open_broker, open_consumers
+from gazette_sdk.cli.dev_consumers import none_runs
 from gazette_sdk.cli.formats import iec_bytes, write_table
 from gazette_sdk.cli.journals.read import MessageCutter
 from gazette_sdk.cli.program import CommandFailedError, Invocation, explain
@@ -214,6 +215,7 @@ async def _states(
 
     Raises:
         CommandFailedError: the named one is not there.
+        ConfigurationError: no application runs beside ``gazette dev``.
     """
     errors: list[GazetteError] = []
     listed: dict[str, tuple[str, ShardClient, cpb.ListResponse]] = {}
@@ -221,12 +223,14 @@ async def _states(
         open_consumers(invocation) as clients,
         open_broker(invocation, SHARDS_BROKER_CLIENT, SHARDS_ZONE) as transport,
     ):
+        if not clients:
+            raise none_runs(invocation.settings(SHARDS_BROKER_CLIENT).address)
         answers = await for_each(clients.items(), lambda each: _list(*each))
         for (address, client), answer in zip(clients.items(), answers, strict=True):
             if isinstance(answer, GazetteError):
                 errors.append(answer)
             else:
-                listed.setdefault(_name_of(answer) or address, (address, client, answer))
+                listed.setdefault(name_of(answer) or address, (address, client, answer))
         wanted = [key for key in listed if key in named or not named]
         if named and not wanted and not errors:
             raise CommandFailedError(
@@ -246,7 +250,7 @@ async def _list(address: str, client: ShardClient) -> cpb.ListResponse | Gazette
         return error
 
 
-def _name_of(listing: cpb.ListResponse) -> str | None:
+def name_of(listing: cpb.ListResponse) -> str | None:
     """Return the name of the application, which its shards have as a label, too."""
     labels = {each for shard in listing.shards for each in values_of(shard.spec.labels, MANAGED_BY)}
     return listing.application or (labels.pop() if len(labels) == 1 else None)
@@ -266,7 +270,7 @@ async def _state(
         return await _shard_state(transport, *pair, heads, now)
 
     return ApplicationState(
-        _name_of(listing),
+        name_of(listing),
         address,
         _processes(listing),
         await for_each(list(zip(listing.shards, stats, strict=True)), shard_state),

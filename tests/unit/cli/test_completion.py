@@ -16,7 +16,10 @@ PROGRAMS = {"gazctl": GAZCTL, "gazette": GAZETTE}
 COMPLETED = [
     (
         ["gazctl", ""],
-        ["attach-uuids", "completion", "consumers", "journals", "print-config", "shards"],
+        [
+            *("attach-uuids", "completion", "consumers", "journals", "print-config", "shards"),
+            "topics",
+        ],
     ),
     (["gazctl", "--v"], ["--version"]),
     (["gazctl", "journals", "re"], ["read", "redrive", "reset-head"]),
