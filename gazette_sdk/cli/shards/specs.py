@@ -378,7 +378,9 @@ async def run_grow(invocation: Invocation) -> None:
     settings = invocation.settings(GROW)
     (name,) = invocation.arguments
     if not settings.partitions:
-        raise ConfigurationError("the required option --partitions was not given")
+        raise ConfigurationError(
+            f"--partitions was not given: say how many partitions {name} is to have"
+        )
     async with open_broker(invocation, SHARDS_BROKER_CLIENT, SHARDS_ZONE) as transport:
         partitions = await _partitions(transport, name)
         wanted = partition_names(name, settings.partitions)
