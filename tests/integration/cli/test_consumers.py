@@ -4,46 +4,25 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
 
 import yaml
 
-from gazette_sdk import Journals, JsonMessage, Publisher, mapping, shard
+from gazette_sdk import Journals, Publisher, mapping, shard
 from gazette_sdk.cluster import keys
 from gazette_sdk.shard import EmbeddedConsumer
 from gazette_sdk.shard.consumer.client import ShardClient
+from gazette_sdk.testing import run_shards
 from support.shard_services import ROOT, consumer_spec, shard_spec
-from support.tools import Outcome, start_tool
+from support.zone_counts import Ride, zones
 
 TIMEOUT_S = 60
 PRIMARY, BACKFILL = 300, 100
 EVENT_AT = 1_700_000_000.0
 
 
-@dataclass
-class Ride(JsonMessage):
-    zone: str
-    at: float
-
-
 TO_RIDES = mapping.modulo("topic=rides", key=attrgetter("zone"))
-
-
-@shard.handler(
-    message=Ride,
-    store=shard.JsonStore,
-    sources="topic=rides",
-    name="zones",
-    event_time=attrgetter("at"),
-    idle_s=None,
-    hot_standbys=1,
-)
-def zones(txn, ride):
-    if ride.zone == "bad":
-        raise ValueError("this zone is refused")
-    txn.store[ride.zone] = txn.store.get(ride.zone, 0) + 1
 
 
 @shard.handler(message=Ride, store=shard.JsonStore, sources="topic=nothing", name="nothing")
@@ -69,48 +48,30 @@ def shown(gazctl, *arguments):
     return json.loads(gazctl.ok("consumers", *arguments, "-o", "json").text)
 
 
-class GazctlProcess:
-    """``gazctl`` as a process of its own: it uses no event loop of the embedded consumers."""
-
-    def __init__(self, directory, address):
-        self._directory, self._environ = directory, {"GAZETTE_ADDRESS": address}
-
-    def __call__(self, *arguments):
-        options = {"directory": self._directory, "environ": self._environ}
-        with start_tool("gazette_sdk.cli.gazctl", arguments, **options) as tool:
-            stdout, stderr = tool.communicate(timeout=TIMEOUT_S)
-        return Outcome(tool.returncode, stdout, stderr.decode())
-
-    def ok(self, *arguments):
-        outcome = self(*arguments)
-        assert outcome.status == 0, outcome.stderr
-        return outcome
-
-
-def test_applications_processes_and_shards_are_shown_with_their_lag(gazette_cluster, tmp_path):
+def test_applications_processes_and_shards_are_shown_with_their_lag(gazctl, gazette_cluster):
     dev = gazette_cluster(1)
-    gazctl = GazctlProcess(tmp_path, dev.address)
+    gazctl.environ["GAZETTE_ADDRESS"] = dev.address
     Journals(transport=dev.transport).create("rides", partitions=2, replication=1)
     options = {"transport": dev.transport, "etcd": dev.etcd_endpoint}
     with (
-        EmbeddedConsumer(zones, zone="west", **options) as one,
-        EmbeddedConsumer(zones, zone="east", **options) as two,
+        run_shards(zones, processes=2, cluster=dev) as running,
         EmbeddedConsumer(nothing, **options) as other,
     ):
 
         def described():
             return shown(gazctl, "describe", "zones")
 
+        running.wait_caught_up(TIMEOUT_S)
         # Each of two processes leads a shard, and holds the other one.
         until(lambda: [each["primary"] for each in described()["processes"]] == [1, 1])
         publish(dev, *"abcdef")
-        one.wait_caught_up(TIMEOUT_S)
+        running.wait_caught_up(TIMEOUT_S)
         found = described()
         assert found["application"] == "zones"
-        assert {(each["zone"], each["endpoint"]) for each in found["processes"]} == {
-            ("west", one.address),
-            ("east", two.address),
-        }
+        endpoints = list(running.list_shards()[0].route.endpoints)
+        assert sorted(each["endpoint"] for each in found["processes"]) == sorted(endpoints)
+        assert {each["zone"] for each in found["processes"]} == {"local"}
+        members = {f"local/{each['id']}" for each in found["processes"]}
         assert [(p["standby"], p["is_exiting"]) for p in found["processes"]] == [(1, False)] * 2
         assert [each["id"] for each in found["shards"]] == [
             "zones/rides/part-000",
@@ -118,9 +79,7 @@ def test_applications_processes_and_shards_are_shown_with_their_lag(gazette_clus
         ]
         for each in found["shards"]:
             assert (each["state"], each["lag_bytes"], each["lag_seconds"]) == ("PRIMARY", 0, 0)
-            assert {each["primary"].partition("/")[0]} | {
-                standby.partition("/")[0] for standby in each["standbys"]
-            } == {"west", "east"}
+            assert {each["primary"], *each["standbys"]} == members
             assert datetime.fromisoformat(each["watermark"]).timestamp() == EVENT_AT
             assert (each["recovered_bytes"], each["recovery_bytes"]) == (None, None)
             (source,) = each["sources"]
@@ -148,13 +107,13 @@ def test_applications_processes_and_shards_are_shown_with_their_lag(gazette_clus
 
         table = gazctl.ok("consumers", "describe", "zones").text
         assert "APPLICATION" in table
-        assert one.address in table
+        assert endpoints[1] in table
         assert "this zone is refused" in table
         lines = gazctl.ok("consumers", "list").text.splitlines()
         (line,) = [line for line in lines if line.startswith("nothing")]
         assert line.split()[1:] == [other.address, "1", "0", "0", "0", "-", "-"]
 
-        addresses = f"{two.address}, {other.address},http://localhost:1"
+        addresses = f"{endpoints[1]}, {other.address},http://localhost:1"
         outcome = gazctl("consumers", "list", "--consumer.address", addresses, "-o", "json")
         assert outcome.status == 1
         assert "http://localhost:1" in outcome.stderr
