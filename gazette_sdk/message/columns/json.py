@@ -519,7 +519,15 @@ class JsonColumns:
         try:
             return self._table(lines), None
         except MISFITS as error:
-            cause: Exception = error
+            return self._read_good(lines, error)
+
+    def _read_good(self, lines: Lines, cause: Exception) -> tuple[pa.Table, Exception]:
+        """Return the table of the lines before the first bad one, and the error of that.
+
+        Args:
+            lines: the lines.
+            cause: error of all of them.
+        """
         suspect = self._objects.first_refused(lines)
         found = None if suspect is None else self._refusal(lines.part(suspect, suspect + 1))
         if suspect is not None and found is not None:
