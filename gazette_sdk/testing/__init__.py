@@ -1,7 +1,5 @@
 """Test tools for users of the SDK.
 
-- ``append_pieces``: Appends that may stand somewhere in a journal: finding them in its content.
-  Pure.
 - ``framings``: Contract tests of framings: the behaviour that readers and publishers require.
 - ``handler_runs``: Runs of an application over messages in memory, without a cluster.
 - ``store_contract``: The contract of stores, as a check that any store can run on itself.

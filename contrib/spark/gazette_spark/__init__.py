@@ -20,7 +20,7 @@ In reading order:
 - ``batch``: batch reads. ``content``: connections, and what journals hold; ``planning``: ranges,
   several small ones for each task
 - ``range_read``: record batches of ranges, on executors
-- ``stream``: streaming reads. ``offsets``: what Spark stores; ``lag``: what is left
+- ``stream``: streaming reads. ``offsets``: what Spark stores, and the lag
 - ``sink``: batch and streaming writes, by ``write_options``, and the ``producers`` of a worker
 - ``transaction_log``: what a writer has decided; ``transactions``: care of logs
 - ``pipelines``: whole jobs, which ``gazette spark`` runs
@@ -47,11 +47,11 @@ if tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 2):
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
-from gazette_spark.lag import lag
 from gazette_spark.source import GazetteDataSource
 
 if TYPE_CHECKING:
     from gazette_spark import transactions
+    from gazette_spark.offsets import lag
     from gazette_spark.sink import partition_by_journal
 
 __all__ = ["GazetteDataSource", "lag", "partition_by_journal", "transactions"]
@@ -61,9 +61,10 @@ def __getattr__(name: str) -> object:
     """Import a name when it is first used: the processes that plan a query need none of them."""
     if name == "transactions":
         return importlib.import_module("gazette_spark.transactions")
-    if name != "partition_by_journal":
+    module = {"lag": "offsets", "partition_by_journal": "sink"}.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = importlib.import_module("gazette_spark.sink").partition_by_journal
+    found = getattr(importlib.import_module(f"gazette_spark.{module}"), name)
     globals()[name] = found
     return found
 
