@@ -23,6 +23,7 @@ from gazette_sdk.shard.application.sources import (
     source_of,
     topics_of,
 )
+from gazette_sdk.shard.stores.base import check_types
 from gazette_sdk.shard.transaction.event_time import IDLE_S, check_event_time, is_seconds
 from gazette_sdk.shard.transaction.tables import Table, check_message
 from gazette_sdk.shard.transaction.transaction import Process, Shard
@@ -494,10 +495,10 @@ class Application(Generic[M, S]):
 
 
 def _check_store(name: str, store: object) -> None:
-    """Refuse what makes no store, such as ``dict``.
+    """Refuse what makes no store, such as ``dict``, and types that it cannot keep.
 
     Raises:
-        ConfigurationError: it makes none.
+        ConfigurationError: it makes none, or cannot keep a type.
     """
     is_built_in = isinstance(store, type) and store.__module__ == "builtins"
     if is_built_in or not (store is None or callable(store) or hasattr(store, "for_shard")):
@@ -505,6 +506,10 @@ def _check_store(name: str, store: object) -> None:
             f"{name}: store={store!r} is no store; use shard.JsonStore, shard.RocksStore,"
             " shard.SqliteStore, a shard.SqlStore, or a class of your own with their methods"
         )
+    try:
+        check_types(store)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{name}: its store: {error}") from error
 
 
 def _check_keeps(name: str, store: object, what: str, method: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -338,10 +339,33 @@ def type_arguments(store: object) -> tuple[Any, ...]:
 
     They are those of ``RocksStore[str, int](directory)``, or of ``class Totals(RocksStore[str,
     int])``. The former are set after ``__init__`` returns.
+
+    Args:
+        store: the store, or its declaration: the class, with its arguments or without.
     """
-    made_with = getattr(store, "__orig_class__", None)
-    for base in (made_with, *getattr(type(store), "__orig_bases__", ())):
+    is_declared = isinstance(store, type) or typing.get_origin(store) is not None
+    declared = store if is_declared else getattr(store, "__orig_class__", type(store))
+    cls = typing.get_origin(declared) or declared
+    for base in (declared, *getattr(cls, "__orig_bases__", ())):
         found = typing.get_args(base)
         if found and not any(isinstance(argument, typing.TypeVar) for argument in found):
             return found
     return ()
+
+
+def check_types(store: object) -> None:
+    """Refuse declared types whose values cannot be kept, as far as the store's class checks them.
+
+    A class does by a class method ``check_types``, which gets the arguments of its declaration.
+
+    Args:
+        store: declaration: a class, with its arguments or without, or a partial of it.
+
+    Raises:
+        ConfigurationError: of the class.
+    """
+    given = store.keywords if isinstance(store, functools.partial) else {}
+    declared: Any = store.func if isinstance(store, functools.partial) else store
+    check = getattr(declared, "check_types", None)
+    if check is not None:
+        check(*type_arguments(declared), **given)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Generic, TypeVar
 
 import google.protobuf.message
 import msgspec
+import msgspec.inspect as mi
 
 from gazette_sdk.errors import ConfigurationError, DecodeError, UnreadableStateError
 from gazette_sdk.protocol.durations import decode_varint, encode_varint
@@ -28,6 +29,20 @@ _END = b"\x00"
 _ESCAPED_ZERO = b"\x00\xff"
 _UVARINT_MAX = (1 << 63) - 1
 _INT64_BYTES = 8
+
+_JSON_CLASSES = dict, list, str, int, float, bool, type(None)
+"""Classes of what JSON holds."""
+
+_NO_JSON_KEYS = (
+    mi.CollectionType
+    | mi.TupleType
+    | mi.DictType
+    | mi.StructType
+    | mi.DataclassType
+    | mi.TypedDictType
+    | mi.NamedTupleType
+)
+"""Types that cannot be the key of an object in JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +123,12 @@ def json(of: type[T] | Any = object) -> Codec[T]:
 
     Args:
         of: any type of msgspec. Of ``int``, ``str`` and ``bool``, all other types are refused.
+
+    Raises:
+        ConfigurationError: JSON cannot hold values of the type.
     """
     encode = msgspec.json.Encoder().encode
-    decode = msgspec.json.Decoder(Any if of is object else of).decode
+    decode = _json_decoder(Any if of is object else of).decode
 
     def encode_scalar(value: T) -> bytes:
         if type(value) is not of:
@@ -132,6 +150,50 @@ def json(of: type[T] | Any = object) -> Codec[T]:
 
     encoders = {int: encode_scalar, str: encode_scalar, bool: encode_scalar, float: encode_float}
     return Codec(encoders.get(of, encode_checked), decode, is_checked=True)
+
+
+def _json_decoder(of: Any) -> msgspec.json.Decoder[Any]:
+    """Return the decoder of a type.
+
+    Raises:
+        ConfigurationError: JSON cannot hold values of the type, or of a part of it.
+    """
+    try:
+        decoder = msgspec.json.Decoder(of)
+        refused = next(_refused_types(mi.type_info(of), set()), None)
+    except (TypeError, NameError) as error:  # the latter: of a class that is not defined yet
+        raise ConfigurationError(f"{of!r} cannot be the type of a value: {error}") from error
+    if refused is not None:
+        raise ConfigurationError(
+            f"{of!r} cannot be the type of a value: {refused}; declare a dataclass, a msgspec"
+            " Struct, a protobuf class, or a codec"
+        )
+    return decoder
+
+
+def _refused_types(kind: mi.Type, seen: set[int]) -> Iterator[str]:
+    """Yield why JSON cannot hold values of a type, for each part of it that it cannot hold."""
+    if id(kind) in seen:
+        return
+    seen.add(id(kind))  # a class may have itself as a part, which is the same object
+    if isinstance(kind, mi.CustomType) and not _is_decoded(kind.cls):
+        yield f"JSON is not decoded as {kind.cls!r}"
+    if isinstance(kind, mi.DictType) and isinstance(kind.key_type, _NO_JSON_KEYS):
+        yield "JSON has no keys but text and numbers"
+    for name in kind.__struct_fields__:
+        part = getattr(kind, name)
+        for each in part if isinstance(part, tuple) else (part,):
+            if isinstance(each, mi.Type | mi.Field):
+                yield from _refused_types(each.type if isinstance(each, mi.Field) else each, seen)
+
+
+def _is_decoded(cls: Any) -> bool:
+    """Return True if something that JSON holds is of a class that msgspec has no type for."""
+    cls = typing.get_origin(cls) or cls
+    try:
+        return any(issubclass(each, cls) for each in _JSON_CLASSES)
+    except TypeError:  # of a protocol that cannot be checked at run time
+        return False
 
 
 def _check_json(value: Any, encoded: bytes, decode: Callable[[bytes], Any]) -> None:
@@ -337,7 +399,7 @@ def key_codec(of: Any) -> Codec[Any]:
     if typing.get_origin(of) is tuple:
         return tuple_of(*typing.get_args(of))
     codecs: dict[Any, Codec[Any]] = {str: utf8, bytes: raw, int: int64}
-    if of not in codecs:
+    if not isinstance(of, type) or of not in codecs:
         raise ConfigurationError(
             f"{of!r} cannot be a key; declare str, bytes, int, a tuple of them, or a codec"
         )
@@ -349,6 +411,9 @@ def value_codec(of: Any) -> Codec[Any]:
 
     Args:
         of: bytes, a protobuf class, any type of msgspec (as JSON), or a codec.
+
+    Raises:
+        ConfigurationError: values of the type cannot be kept.
     """
     if isinstance(of, Codec):
         return of

@@ -11,13 +11,19 @@ from __future__ import annotations
 import base64
 import contextlib
 import heapq
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from gazette_sdk.errors import ClosedError, ShardStoreError, UnreadableStateError
+from gazette_sdk.errors import (
+    ClosedError,
+    ConfigurationError,
+    ShardStoreError,
+    UnreadableStateError,
+)
 from gazette_sdk.message.checkpoint import Checkpoint, ProducerState, SourceTimes
 from gazette_sdk.message.uuid import PRODUCER_BYTES
 from gazette_sdk.shard.recovery.hints import (
@@ -34,7 +40,7 @@ from gazette_sdk.shard.stores.base import (
     refuse_other_files,
     type_arguments,
 )
-from gazette_sdk.shard.stores.codec import is_same
+from gazette_sdk.shard.stores.codec import is_same, json
 
 State = TypeVar("State")
 
@@ -174,6 +180,28 @@ class JsonStore(JsonView[State]):
         self._timers: dict[bytes, int] = {}
         self._rows: dict[bytes, bytes] = {}
         self._committed_timers, self._committed_rows = self._timers, self._rows
+
+    @classmethod
+    def check_types(cls, *arguments: Any) -> None:
+        """Refuse a type that cannot be stored, or makes no first state.
+
+        Args:
+            arguments: of the class, as of ``JsonStore[Totals]``.
+
+        Raises:
+            ConfigurationError: the type cannot be used.
+        """
+        for of in arguments[:1]:
+            json(of)
+            try:
+                inspect.signature(of).bind()
+            except ValueError:
+                continue  # a class in C may have no signature
+            except TypeError as error:
+                raise ConfigurationError(
+                    f"{of!r} cannot be the type of a state, which is {of!r}() at first: {error};"
+                    " give its fields default values"
+                ) from error
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._entries()[key] = value

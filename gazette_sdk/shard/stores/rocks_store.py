@@ -588,6 +588,20 @@ class _OwnRows(FamilyView[K, V]):
         ]
 
 
+def _codecs(key: Any, value: Any, arguments: Sequence[Any]) -> _Codecs:
+    """Return the codecs of keys and values; ``arguments`` of the class count without others."""
+    if key is None and value is None:
+        key, value = arguments or (str, object)
+    return key_codec(str if key is None else key), value_codec(object if value is None else value)
+
+
+def _codecs_of_families(families: Mapping[str, tuple[Any, Any]] | None) -> dict[str, _Codecs]:
+    return {
+        name: (key_codec(of_key), value_codec(of_value))
+        for name, (of_key, of_value) in (families or {}).items()
+    }
+
+
 class RocksStore(Family[K, V], _OwnRows[K, V]):
     """Keys and values in RocksDB, as a mapping: ``get``, ``[]``, ``del``, ``in``, ``items``.
 
@@ -620,10 +634,7 @@ class RocksStore(Family[K, V], _OwnRows[K, V]):
         self._directory = directory
         self._recovered = recovered_files(directory)
         self._declared = key, value
-        self._further = {
-            name: (key_codec(of_key), value_codec(of_value))
-            for name, (of_key, of_value) in (families or {}).items()
-        }
+        self._further = _codecs_of_families(families)
         self._configure = configure
         self._files = RocksFiles(directory)
         self._write_options = write_options()
@@ -660,6 +671,31 @@ class RocksStore(Family[K, V], _OwnRows[K, V]):
             ) from error
         further = {name: (bytes, bytes) for name in names if name != "default"}
         return RocksStore(directory, key=bytes, value=bytes, families=further)
+
+    @classmethod
+    def check_types(
+        cls,
+        *arguments: Any,
+        key: Any = None,
+        value: Any = None,
+        families: Mapping[str, tuple[Any, Any]] | None = None,
+        configure: Configure | None = None,
+    ) -> None:
+        """Refuse types that cannot be stored.
+
+        Args:
+            arguments: of the class, as of ``RocksStore[str, int]``.
+            key: type of keys, or their codec.
+            value: type of values, or their codec.
+            families: as of the class.
+            configure: as of the class.
+
+        Raises:
+            ConfigurationError: a type cannot be stored.
+        """
+        del configure
+        _codecs(key, value, arguments)
+        _codecs_of_families(families)
 
     @property
     def is_full(self) -> bool:
@@ -813,12 +849,7 @@ class RocksStore(Family[K, V], _OwnRows[K, V]):
         return self._database
 
     def _codecs(self) -> _Codecs:
-        key, value = self._declared
-        if key is None and value is None:
-            key, value = type_arguments(self) or (str, object)
-        return key_codec(str if key is None else key), value_codec(
-            object if value is None else value
-        )
+        return _codecs(*self._declared, type_arguments(self))
 
     def _write(self, database: Rdict, checkpoint: Checkpoint) -> None:
         deadline = time.monotonic() + WRITE_STALL_TIMEOUT_S

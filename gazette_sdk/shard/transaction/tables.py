@@ -11,8 +11,6 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar, overload
 
-import pydantic
-
 from gazette_sdk.errors import ConfigurationError, DecodeError, ShardStoreError, ValidationError
 from gazette_sdk.message.kinds import known_kind
 from gazette_sdk.shard.stores.base import (
@@ -65,17 +63,15 @@ class Table(Generic[V]):
                 else f"`removes` of a table is a function of a message, and not {removes!r}"
             )
         check_message(f"the table of {topic}", message)
-        if issubclass(message, pydantic.BaseModel):
-            raise ConfigurationError(
-                f"{message.__qualname__} is a pydantic model, which cannot be kept in a table; use"
-                " a dataclass on JsonMessage, a msgspec Struct, a dict or a protobuf class"
-            )
         self.topic = topic
         self.key = key
         self.message = message
         self.removes = removes
         self.bootstrap = bootstrap
-        self.codec = checked(value_codec(message))
+        try:
+            self.codec = checked(value_codec(message))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"the table of {topic}: {error}") from error
         self._digest = digest_of(topic)
 
     def __repr__(self) -> str:

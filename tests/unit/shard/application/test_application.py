@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from operator import attrgetter
 
+import pydantic
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
@@ -137,6 +139,77 @@ def test_a_module_that_runs_as_main_needs_a_name():
 def test_values_that_cannot_be_used_are_refused(declared, text):
     with pytest.raises((ConfigurationError, ValidationError), match=text):
         made(**declared)
+
+
+class Model(pydantic.BaseModel):
+    name: str
+
+
+@dataclass
+class Node:
+    child: Node | None = None
+
+
+@dataclass
+class Watched:
+    event: threading.Event | None = None
+
+
+ROCKS, JSON = shard.RocksStore, shard.JsonStore
+
+
+class Totals(ROCKS[str, Model]):
+    """Store of a class of its own."""
+
+
+NO_KEY, NO_VALUE = "cannot be a key", "cannot be the type of a value"
+
+
+@pytest.mark.parametrize(
+    ("store", "text"),
+    [
+        (ROCKS[float, int], rf"<class 'float'> {NO_KEY}; declare str, bytes, int"),
+        (ROCKS[tuple[str, ...], int], r"Ellipsis cannot be part of a key"),
+        (ROCKS[list[str], int], NO_KEY),
+        (ROCKS[str, Model], rf"Model'> {NO_VALUE}: .*declare a dataclass"),
+        (ROCKS[str, dict[str, list[Watched]]], rf"{NO_VALUE}: .*threading.Event"),
+        (ROCKS[str, dict[tuple[str, int], int]], rf"{NO_VALUE}: JSON has no keys but"),
+        (ROCKS[str, "Model"], rf"Model'\) {NO_VALUE}"),
+        (Totals, NO_VALUE),
+        (ROCKS.of(key=float), NO_KEY),
+        (ROCKS.of(value=Model), NO_VALUE),
+        (ROCKS.of(families={"days": (float, int)}), NO_KEY),
+        (JSON[dict[str, Model]], NO_VALUE),
+        (JSON[Customer], r"cannot be the type of a state.*'name'; give its fields default"),
+        (JSON[int | None], "cannot be the type of a state"),
+    ],
+)
+def test_types_that_a_store_cannot_keep_are_refused(store, text):
+    with pytest.raises(ConfigurationError, match=rf"made\.<locals>\.totals: its store: .*{text}"):
+        made(store=store)
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        ROCKS,
+        ROCKS[str, Node],
+        ROCKS[str, object],
+        ROCKS[tuple[str, int], dict[int, object]],
+        ROCKS.of(key=shard.codec.utf8, value=shard.codec.uvarint),
+        ROCKS[bytes, pb.Label],
+        JSON,
+        JSON[list[int]],
+        JSON[Node],
+    ],
+)
+def test_types_that_a_store_keeps_are_declared(store):
+    assert made(store=store).store is store
+
+
+def test_types_of_states_of_windows_are_checked_where_they_stand():
+    with pytest.raises(ConfigurationError, match=NO_VALUE):
+        shard.windows.Tumbling(size_s=60, state=Model)
 
 
 def test_a_function_takes_a_transaction_and_a_message():
