@@ -352,7 +352,7 @@ class JournalDecoder(ContentDecoder[Envelope[M]]):
         sequenced: bool = False,
     ) -> None:
         empty: Run[Envelope[M]] = Run(journal, NO_OFFSETS, NO_OFFSETS, *NO_STAMPS, [])
-        super().__init__(journal, framing, offset, empty, kind.message_type.__qualname__)
+        super().__init__(journal, framing, offset, empty, kind.name)
         self._kind = kind
         self._sequenced = sequenced
 

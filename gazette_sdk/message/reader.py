@@ -14,7 +14,7 @@ from collections.abc import (
 from functools import partial
 from itertools import islice
 from operator import length_hint
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, overload
 
 from gazette_sdk.contexts import AsyncClosable, Closable
 from gazette_sdk.errors import (
@@ -53,6 +53,7 @@ from gazette_sdk.transport.loop import for_each, on_loop, run
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from typing_extensions import TypeForm
 
     from gazette_sdk.message.columns.batches import RecordBatches
 
@@ -120,9 +121,9 @@ class Reader(Closable, AsyncClosable, Generic[M]):
 
     Args:
         message_type: class of the messages: a dataclass on JsonMessage, a pydantic model, a
-            msgspec Struct, ``dict``, ``list``, or a generated protobuf class. One without a field
-            ``bytes uuid`` can be read as uncommitted, and not from a ``datetime``: its messages
-            have no UUID.
+            msgspec Struct, ``dict``, ``list``, or a generated protobuf class; or a union of
+            Structs with tags, ``Ride | Driver``. A protobuf class without a field ``bytes uuid``
+            can be read as uncommitted, and not from a ``datetime``: its messages have no UUID.
         selector: label selector (``"topic=orders"``), or the name of one journal that exists;
             a name may have metadata (``a/journal;mine``), which envelopes and offsets keep.
         name: name of one journal, instead of a selector.
@@ -156,14 +157,51 @@ class Reader(Closable, AsyncClosable, Generic[M]):
             journals. The begin of a longer transaction is read again once it is acknowledged.
 
     Raises:
-        ValidationError: the class cannot hold a UUID, or the selector is malformed.
+        ValidationError: the class cannot hold a UUID, the classes of a union cannot be
+            distinguished, or the selector is malformed.
         ConfigurationError: arguments exclude each other, or have unknown values.
         DecodeError: the stored checkpoint is malformed.
     """
 
+    @overload
     def __init__(
         self,
         message_type: type[M],
+        selector: str | None = None,
+        *,
+        name: str | None = None,
+        transport: Transport | None = None,
+        block: bool = False,
+        offsets: Offsets = None,
+        end_offsets: Mapping[str, int] | None = None,
+        isolation: Isolation = "committed",
+        checkpoint: Checkpoint | bytes | None = None,
+        acknowledgements: bool = False,
+        on_missing: OnMissing = "raise",
+        on_error: OnError = "raise",
+        ring_size: int = RING_SIZE,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        message_type: TypeForm[M],
+        selector: str | None = None,
+        *,
+        name: str | None = None,
+        transport: Transport | None = None,
+        block: bool = False,
+        offsets: Offsets = None,
+        end_offsets: Mapping[str, int] | None = None,
+        isolation: Isolation = "committed",
+        checkpoint: Checkpoint | bytes | None = None,
+        acknowledgements: bool = False,
+        on_missing: OnMissing = "raise",
+        on_error: OnError = "raise",
+        ring_size: int = RING_SIZE,
+    ) -> None: ...
+    def __init__(
+        self,
+        message_type: Any,
         selector: str | None = None,
         *,
         name: str | None = None,
@@ -181,7 +219,7 @@ class Reader(Closable, AsyncClosable, Generic[M]):
         _check(isolation, checkpoint, on_error, acknowledgements=acknowledgements)
         check_number("ring_size", ring_size, is_whole=True)
         check_transport(transport)
-        self._type = message_type
+        self._type: type[M] = message_type  # or a union
         restored = (
             Checkpoint.from_bytes(checkpoint) if isinstance(checkpoint, bytes) else checkpoint
         )

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from gazette_sdk.errors import ConfigurationError, GazetteError
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.envelope import Envelope
+from gazette_sdk.message.kinds import union_classes
 from gazette_sdk.message.mapping import Mapping as JournalMapping
 from gazette_sdk.message.mapping import SelectorMapping
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -356,7 +357,8 @@ def _journal_of(application: Application[Any, Any], shard: Shard) -> Callable[[A
         return lambda _: JOURNAL
     journals: dict[type[Any], str] = {}
     for journal, topic in shard.topics.items():
-        journals.setdefault(classes[topic], journal)
+        for each in union_classes(classes[topic]) or (classes[topic],):
+            journals.setdefault(each, journal)
 
     def journal_of(message: Any) -> str:
         journal = journals.get(type(message))

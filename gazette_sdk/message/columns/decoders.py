@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
-import pydantic
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from gazette_sdk.framing import Csv, Cut, Frames, Framing
@@ -39,7 +38,7 @@ from gazette_sdk.message.columns.json import BytesForm, JsonColumns, Lines, matr
 from gazette_sdk.message.columns.schema import first_lacking, holds_required, timestamps
 from gazette_sdk.message.fetcher import Opened
 from gazette_sdk.message.kinds import Kind
-from gazette_sdk.message.kinds.json import JsonKind
+from gazette_sdk.message.kinds.json import DictKind, JsonKind, PydanticKind
 from gazette_sdk.message.runs import (
     NO_OFFSETS,
     NO_STAMPS,
@@ -333,7 +332,7 @@ class _JsonDecoder(ColumnDecoder):
             self.schema,
             key=key,
             strict=self.sequenced,
-            bytes_form=_bytes_form(self.kind.message_type),
+            bytes_form=_bytes_form(self.kind),
         )
 
     def decode(self, cut: Cut) -> tuple[Run[Row], Exception | None]:
@@ -359,11 +358,12 @@ class _JsonDecoder(ColumnDecoder):
         return Lines(b"".join(lines), np.append(0, ends[:-1]), ends)
 
 
-def _bytes_form(message_type: type[Any]) -> BytesForm:
-    """Return the form in which publishers of a class of JSON messages write bytes."""
-    if issubclass(message_type, pydantic.BaseModel):
-        return message_type.model_config.get("ser_json_bytes", "utf8")
-    return "utf8" if issubclass(message_type, dict) else "base64"
+def _bytes_form(kind: Kind[Any]) -> BytesForm:
+    """Return the form in which publishers of a kind of JSON messages write bytes."""
+    if isinstance(kind, PydanticKind):
+        form: BytesForm = kind.message_type.model_config.get("ser_json_bytes", "utf8")
+        return form
+    return "utf8" if isinstance(kind, DictKind) else "base64"
 
 
 class _CsvDecoder(ColumnDecoder):

@@ -26,6 +26,7 @@ from google.protobuf.message import Message
 
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.message.columns.batches import METADATA_COLUMNS
+from gazette_sdk.message.kinds import name_of, union_classes
 from gazette_sdk.message.kinds.json import KEY
 
 DECIMAL = pa.decimal128(38, 18)
@@ -42,6 +43,10 @@ def schema_of(message_type: type[Any]) -> pa.Schema:
     Raises:
         ConfigurationError: the class names no fields, or a field has no Arrow type.
     """
+    if union_classes(message_type):
+        raise ConfigurationError(
+            f"{name_of(message_type)} has fields of several classes: {REMEDY}, or use one class"
+        )
     if issubclass(message_type, Message):
         fields = list(_protobuf_fields(cast("Descriptor", message_type.DESCRIPTOR), ()))
         fields = [each for each in fields if (each.name, each.type) != ("uuid", pa.binary())]

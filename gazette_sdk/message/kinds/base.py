@@ -110,6 +110,19 @@ def _assemble(kind: type, fields: dict[str, Any], depth: int) -> Any:
     return made
 
 
+def union_classes(declared: Any) -> tuple[Any, ...]:
+    """Return the classes of a union, as ``Ride | Driver``; none of anything else."""
+    is_union = typing.get_origin(declared) in {typing.Union, types.UnionType}
+    return typing.get_args(declared) if is_union else ()
+
+
+def name_of(message_type: Any) -> str:
+    """Return the name of a class of messages, or of a union of classes."""
+    classes = union_classes(message_type)
+    name: str = getattr(message_type, "__qualname__", None) or repr(message_type)
+    return " | ".join(map(name_of, classes)) if classes else name
+
+
 class JsonMessage:
     """Base of dataclasses which are messages.
 
@@ -179,7 +192,8 @@ class Kind(abc.ABC, Generic[M]):
     """Adapter between the objects of one class and payloads of one form.
 
     Attributes:
-        message_type: the class.
+        message_type: the class; or a union of classes, of which messages are only read.
+        name: its name.
         form: the form of payloads, as of :attr:`gazette_sdk.framing.Framing.form`.
         validate: raises to refuse a message before it is published; None where the class has no
             such function.
@@ -190,6 +204,7 @@ class Kind(abc.ABC, Generic[M]):
 
     def __init__(self, message_type: type[M]) -> None:
         self.message_type = message_type
+        self.name = name_of(message_type)
         self.validate: Callable[[M], object] | None = None
         self.no_uuid = ""
 
@@ -252,7 +267,7 @@ def kind_of(message_type: type[M], form: str, *, needs_uuid: bool = True) -> Kin
     found = known_kind(message_type, needs_uuid=needs_uuid)
     if found.form != form:
         raise ValidationError(
-            f"{message_type.__qualname__} is a {found.form} message, but the journal's framing"
+            f"{found.name} is a {found.form} message, but the journal's framing"
             f" holds {form}; use {_CLASSES.get(form, 'another class')}, or a journal with another"
             " content-type label",
             kind="message_form",
@@ -267,18 +282,24 @@ _CLASSES = {
 }
 
 
-_known: dict[type, Kind[Any]] = {}
-"""Adapters by class. Classes of messages are never dropped."""
+_known: dict[Any, Kind[Any]] = {}
+"""Adapters by class, or union of classes. Classes of messages are never dropped."""
 
 
 def known_kind(message_type: type[M], *, needs_uuid: bool = True) -> Kind[M]:
     """Return the adapter of a class, in the one form that its messages have.
 
+    Args:
+        message_type: the class; or a union of msgspec Structs with tags, for reading.
+        needs_uuid: as of :func:`kind_of`.
+
     Raises:
-        ValidationError: objects of the class cannot hold a UUID, see :func:`kind_of`.
+        ValidationError: objects of the class cannot hold a UUID, see :func:`kind_of`; or the
+            classes of a union cannot be distinguished.
     """
-    if not isinstance(message_type, type):
-        raise _no_class(message_type)
+    declared: Any = message_type
+    if not isinstance(declared, type) and not union_classes(declared):
+        raise _no_class(declared)
     found: Kind[M] = _known.get(message_type) or _made(message_type)
     if needs_uuid and found.no_uuid:
         raise ValidationError(found.no_uuid, kind="no_uuid")

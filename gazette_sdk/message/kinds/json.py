@@ -33,7 +33,16 @@ import pydantic_core
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.framing import Frames, Framing
 from gazette_sdk.framing.base import Buffer
-from gazette_sdk.message.kinds.base import Decoded, JsonMessage, Kind, Spliced, empty_instance
+from gazette_sdk.message.kinds.base import (
+    Decoded,
+    JsonMessage,
+    Kind,
+    Spliced,
+    empty_instance,
+    known_kind,
+    name_of,
+    union_classes,
+)
 from gazette_sdk.message.uuid import (
     ACK_TXN,
     TEXT_BYTES,
@@ -318,15 +327,28 @@ def _class_cutter(
                 fields[field.encode_name] = cut
         if not fields:
             return None
+    tag = (kind.tag_field, kind.tag) if isinstance(kind, mi.StructType) and kind.tag_field else None
     # Of a class within itself the fields are found while this function is made.
-    return lambda text: _with_parts(text, fields.get)
+    return lambda text: _with_parts(text, fields.get, tag)
 
 
-def _with_parts(text: bytes, cutter_of: Callable[[str], Cutter | None]) -> bytes:
-    """Return an object with some of its values cut; anything else as it is."""
+def _with_parts(
+    text: bytes,
+    cutter_of: Callable[[str], Cutter | None],
+    tag: tuple[str, str | int | None] | None = None,
+) -> bytes:
+    """Return an object with some of its values cut; anything else as it is.
+
+    Args:
+        text: JSON.
+        cutter_of: returns the function of the value of a key.
+        tag: key and value that its objects have, of a class of a union.
+    """
     if not text.lstrip().startswith(b"{"):
         return text
     parts: dict[str, Any] = _decode_parts(text)
+    if tag is not None and tag[0] in parts and msgspec.json.decode(parts[tag[0]]) != tag[1]:
+        return text  # of another class of a union
     for name, value in parts.items():
         cut = cutter_of(name)
         if cut is not None:
@@ -409,6 +431,11 @@ class JsonKind(Kind[Any]):
         self._prefix = self._place.prefix
         self._dumps: Callable[[Any], bytes] = encode
 
+    @property
+    def uuid_place(self) -> tuple[object, ...]:
+        """Place of the UUID: its key, and the field of the class, with the type that it has."""
+        return self.key, self._field, self._convert
+
     # -------------------------------------------------------------- encoding
 
     def encode(self, message: Any, stamp: Stamp) -> bytes:
@@ -434,7 +461,7 @@ class JsonKind(Kind[Any]):
         try:
             self._decode_one(payload)
         except DECODE_ERRORS as error:
-            name = self.message_type.__qualname__
+            name = self.name
             raise ValidationError(
                 f"a Reader({name}) could not read this {name}: {text_of(error)}; mend its values, "
                 "or the class; Publisher(validate=False) publishes it for readers of other classes",
@@ -466,7 +493,7 @@ class JsonKind(Kind[Any]):
 
     def _unencodable(self, reason: object) -> ValidationError:
         return ValidationError(
-            f"{self.message_type.__qualname__} cannot be encoded as JSON: {text_of(reason)}",
+            f"{self.name} cannot be encoded as JSON: {text_of(reason)}",
             kind="encoding",
         )
 
@@ -660,22 +687,26 @@ def own_uuid(subject: str) -> ValidationError:
 
 
 class TypedKind(JsonKind):
-    """Kind of dataclasses on JsonMessage, and of msgspec Structs."""
+    """Kind of dataclasses on JsonMessage, of msgspec Structs, and of unions of those with tags."""
 
     def __init__(self, message_type: type[Any]) -> None:
-        key = getattr(message_type, "uuid_field", KEY)
-        struct = issubclass(message_type, msgspec.Struct)
-        strict = struct and message_type.__struct_config__.forbid_unknown_fields
-        names = dict(
-            zip(message_type.__struct_encode_fields__, message_type.__struct_fields__, strict=True)
-            if struct
-            else ((each.name, each.name) for each in dataclasses.fields(message_type))
-        )
+        classes = union_classes(message_type) or (message_type,)
+        key, strict, names = getattr(classes[0], "uuid_field", KEY), False, dict[str, str]()
+        for each in classes:
+            if issubclass(each, msgspec.Struct):
+                config = each.__struct_config__
+                if config.tag_field == key:
+                    raise own_uuid(f"{each.__qualname__} has the tag {key!r}")
+                strict |= config.forbid_unknown_fields
+                fields = zip(each.__struct_encode_fields__, each.__struct_fields__, strict=True)
+                names.update(fields)
+            else:
+                names.update((field.name, field.name) for field in dataclasses.fields(each))
         try:
             decoder = msgspec.json.Decoder(message_type)
         except (TypeError, NameError) as error:
             raise ValidationError(
-                f"{message_type.__qualname__} has a field that JSON cannot hold"
+                f"{name_of(message_type)} has a field that JSON cannot hold"
                 f"{_refused_field(message_type, names.values())}: {error}",
                 kind="message_type",
             ) from error
@@ -745,6 +776,40 @@ class TypedKind(JsonKind):
         return messages if len(messages) == len(frames) else None
 
 
+def _union_kind(message_type: Any) -> TypedKind:
+    """Return the adapter of a union of classes.
+
+    Raises:
+        ValidationError: they cannot be distinguished, or have different places for the UUID.
+    """
+    classes = union_classes(message_type)
+    name = name_of(message_type)
+    for each in classes:
+        is_struct = isinstance(each, type) and issubclass(each, msgspec.Struct)
+        if not is_struct or each.__struct_config__.tag is None:
+            raise _indistinct(name, f"{name_of(each)} is no msgspec Struct with a tag")
+    try:
+        msgspec.json.Decoder(message_type)
+    except TypeError as error:
+        raise _indistinct(name, error) from error
+    kinds: list[Any] = [known_kind(each) for each in classes]
+    if len({kind.uuid_place for kind in kinds}) > 1:
+        raise ValidationError(
+            f"{name} is no class of messages: its classes have their UUIDs in different fields;"
+            " give all of them the same field, or none",
+            kind="no_uuid",
+        )
+    return TypedKind(message_type)
+
+
+def _indistinct(name: str, reason: object) -> ValidationError:
+    return ValidationError(
+        f"{name} is no class of messages, as its classes cannot be distinguished: {reason}; declare"
+        " all of them as `class Ride(msgspec.Struct, tag=True)`, each with another tag",
+        kind="message_type",
+    )
+
+
 def _refused_field(message_type: type[Any], fields: Iterable[str]) -> str:
     """Return the name of the field that makes a class unusable, for its error; empty if unknown."""
     try:
@@ -802,7 +867,8 @@ def uuid_text(raw: RawUuid) -> str:
 
 def uuid_conversion(message_type: type[Any], field: str) -> Callable[[str], Any]:
     """Return the conversion from text to the declared type of the class's own UUID field."""
-    hint = typing.get_type_hints(message_type)[field]
+    owner = (*union_classes(message_type), message_type)[0]
+    hint = typing.get_type_hints(owner)[field]
     options = typing.get_args(hint) or (hint,)
     if str in options:
         return str
@@ -876,11 +942,14 @@ def _complaint(error: pydantic_core.ErrorDetails) -> str:
 
 
 def find_json(message_type: type[Any]) -> Kind[Any] | None:
-    """Return the adapter of a class of JSON messages; None for any other class.
+    """Return the adapter of a class of JSON messages, or of a union; None for any other class.
 
     Raises:
-        ValidationError: the class is of a JSON kind, but cannot hold a UUID.
+        ValidationError: the class is of a JSON kind, but cannot hold a UUID; or the classes of a
+            union cannot be distinguished.
     """
+    if union_classes(message_type):
+        return _union_kind(message_type)
     if issubclass(message_type, dict):
         return DictKind(message_type)
     if issubclass(message_type, pydantic.BaseModel):

@@ -103,7 +103,8 @@ class Application(Generic[M, S]):
     Attributes:
         endpoints: HTTP endpoints that it declares.
         methods: gRPC methods that it declares.
-        message: class of the messages; of several topics, by their selectors.
+        message: class of the messages, or a union of msgspec Structs with tags; of several topics,
+            by their selectors.
         store: class of the store, or an object that makes one: anything with
             ``for_shard(shard)``, or a callable of the shard's directory.
         sources: label selector of the journals that it reads, their names, or

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import UnionType
 from typing import Any, TypeVar
 
 from gazette_sdk.errors import ConfigurationError
@@ -130,7 +131,7 @@ class HandlerApplication(Application[Any, Any]):
 
 def handler(
     *,
-    message: type[Any] | Mapping[str, type[Any]],
+    message: type[Any] | UnionType | Mapping[str, type[Any] | UnionType],
     store: Any,
     sources: Sources | None = None,
     tables: Sequence[Table[Any]] = (),
@@ -154,7 +155,8 @@ def handler(
             txn.store[order.customer] = txn.store.get(order.customer, 0) + order.cents
 
     Args:
-        message: class of the messages; of several topics, by their selectors.
+        message: class of the messages, or a union of msgspec Structs with tags; of several topics,
+            by their selectors.
         store: class of the store, or an object that makes one.
         sources: label selector of the journals that it reads, or their names. Each has a shard,
             now or when it is created. Of ``shard.partitions`` of several topics, the journals of

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,6 +71,43 @@ def test_a_message_of_another_class_has_no_topic():
 
     with pytest.raises(ConfigurationError, match="Other is the class of the messages of no topic"):
         run_handler(joined, [Ride("ada", 1), Other("ada")])
+
+
+class Opened(msgspec.Struct, tag=True):
+    driver: str
+
+
+class Closed(msgspec.Struct, tag=True):
+    driver: str
+
+
+def test_a_topic_has_messages_of_each_class_of_its_union():
+    newest = shard.table(
+        "topic=newest", key=attrgetter("driver"), message=Opened | Closed, bootstrap=True
+    )
+
+    @shard.handler(
+        message={RIDES: Ride, DRIVERS: Opened | Closed},
+        sources=shard.partitions(RIDES, DRIVERS),
+        store=shard.JsonStore[dict[str, list[str]]],
+        name="doors",
+    )
+    def doors(txn, message):
+        txn.store.state.setdefault(message.driver, []).append(type(message).__name__)
+
+    events = [Opened("ada"), Ride("ada", 1), Closed("ada"), Closed("bo")]
+    assert run_handler(doors, events).state == {
+        "ada": ["Opened", "Ride", "Closed"],
+        "bo": ["Closed"],
+    }
+
+    @shard.handler(
+        message=Ride, sources=RIDES, tables=[newest], store=shard.RocksStore[str, str], name="last"
+    )
+    def last(txn, ride):
+        txn.store[ride.driver] = type(txn.table(newest)[ride.driver]).__name__
+
+    assert run_handler(last, events).state == {"ada": "Opened"}
 
 
 def test_an_error_names_the_journal_of_its_topic():

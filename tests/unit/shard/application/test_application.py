@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass
 from operator import attrgetter
 
+import msgspec
 import pydantic
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
@@ -103,6 +104,30 @@ def test_partitions_that_are_joined_are_not_chosen_by_their_names():
     by_number = mapping.modulo("topic=orders", key=attrgetter("customer"))
     joined().get("/orders/{customer}", by=by_number)(lambda query, customer: None)
     made().get("/orders/{customer}", by=by_names)(lambda query, customer: None)
+
+
+class Ride(msgspec.Struct, tag=True):
+    driver: str
+
+
+class Driver(msgspec.Struct, tag=True):
+    driver: str
+
+
+def test_messages_of_a_topic_may_be_of_several_classes_with_tags():
+    assert made(message=Ride | Driver).new_message(None) == Ride | Driver
+    spec = pb.JournalSpec(name="orders/part-000", labels=label_set(topic="orders"))
+    application = joined(message={**CLASSES, "topic=orders": Ride | Driver})
+    assert application.new_message(spec) == Ride | Driver
+
+
+def test_classes_that_cannot_be_distinguished_are_refused_where_they_stand():
+    text = r"totals: message=.*Order \| .*Ride: Order \| Ride is no class of messages.*tag=True"
+    for message in (Order | Ride, {**CLASSES, "topic=orders": Order | Ride}):
+        with pytest.raises(ConfigurationError, match=text):
+            joined(message=message)
+    with pytest.raises(ConfigurationError, match=r"the table of topic=a: .*Order \| Ride"):
+        shard.table("topic=a", key=attrgetter("driver"), message=Order | Ride)
 
 
 def test_a_module_that_runs_as_main_needs_a_name():
