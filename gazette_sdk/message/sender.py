@@ -136,41 +136,34 @@ class AckIntents(AbstractMapping[str, bytes]):
 NEWLINE = 0x0A
 
 
-class Outbox:
-    """Messages of one journal on their way into its appends.
-
-    The thread that publishes encodes its message, under the publisher's lock: so a later clock
-    never stands before an earlier one in a journal.
+class JournalEncoder:
+    """Encoder of messages as frames of one journal.
 
     Args:
-        appender: of the journal.
+        journal: name of the journal.
         content_type: of the journal's label.
 
     Attributes:
-        appender: of the journal.
         framing: its framing.
         frame_bytes_max: greatest length of a frame, which readers take.
         is_lines: the framing is that of JSON lines.
         journal: name of the journal.
         kinds: adapters of the classes of messages that were published to it.
-        tail: returns the append that takes the next frame.
 
     Raises:
         FramingError: the content type has no framing.
     """
 
-    __slots__ = ("appender", "frame_bytes_max", "framing", "is_lines", "journal", "kinds", "tail")
+    __slots__ = ("frame_bytes_max", "framing", "is_lines", "journal", "kinds")
 
-    def __init__(self, appender: JournalAppender, content_type: str) -> None:
-        self.appender = appender
-        self.journal = appender.journal
+    def __init__(self, journal: str, content_type: str) -> None:
+        self.journal = journal
         try:
             self.framing = framing_for(content_type)
         except FramingError as error:
             raise FramingError(
                 f"{self.journal}: {error}; {NO_FRAMING_REMEDY}", journal=self.journal
             ) from error
-        self.tail = appender.queue.tail
         self.frame_bytes_max = self.framing.frame_bytes_max
         self.is_lines = type(self.framing) is JsonLines
         self.kinds: dict[type, Kind[Any]] = {}
@@ -205,23 +198,6 @@ class Outbox:
             journal=self.journal,
         )
 
-    def add_frames(
-        self, frames: bytes, after: frozenset[AnyFuture] = frozenset()
-    ) -> tuple[PendingAppend, int]:
-        """Add whole frames to the append that takes them. The lock is held.
-
-        Args:
-            frames: the frames.
-            after: futures that must succeed before they are sent.
-
-        Returns:
-            The append, to be pushed to the appender, and the frames' position in it.
-        """
-        append = self.tail(None, after)
-        begin = append.length_bytes
-        append.add_part(frames)
-        return append, begin
-
     def frame(self, message: Any, stamp: Stamp) -> bytes:
         """Return the frame of a message, without adding it.
 
@@ -247,6 +223,49 @@ class Outbox:
             raise ValidationError(reason, kind=error.kind, journal=self.journal) from error
         self.kinds[message_type] = kind
         return kind
+
+
+class Outbox(JournalEncoder):
+    """Messages of one journal on their way into its appends.
+
+    The thread that publishes encodes its message, under the publisher's lock: so a later clock
+    never stands before an earlier one in a journal.
+
+    Args:
+        appender: of the journal.
+        content_type: of the journal's label.
+
+    Attributes:
+        appender: of the journal.
+        tail: returns the append that takes the next frame.
+
+    Raises:
+        FramingError: the content type has no framing.
+    """
+
+    __slots__ = ("appender", "tail")
+
+    def __init__(self, appender: JournalAppender, content_type: str) -> None:
+        super().__init__(appender.journal, content_type)
+        self.appender = appender
+        self.tail = appender.queue.tail
+
+    def add_frames(
+        self, frames: bytes, after: frozenset[AnyFuture] = frozenset()
+    ) -> tuple[PendingAppend, int]:
+        """Add whole frames to the append that takes them. The lock is held.
+
+        Args:
+            frames: the frames.
+            after: futures that must succeed before they are sent.
+
+        Returns:
+            The append, to be pushed to the appender, and the frames' position in it.
+        """
+        append = self.tail(None, after)
+        begin = append.length_bytes
+        append.add_part(frames)
+        return append, begin
 
 
 BATCH_BYTES_MAX = 4 << 20

@@ -216,6 +216,11 @@ class Kind(abc.ABC, Generic[M]):
             ValidationError: the message has a value that cannot be written in this form.
         """
 
+    def with_uuid_of(self, message: M, other: M) -> M:
+        """Return a message with the UUID of another one, where the class has a field for it."""
+        del other
+        return message
+
     def check_readable(self, message: M) -> None:
         """Check that the class reads what is written of a message.
 

@@ -453,6 +453,12 @@ class JsonKind(Kind[Any]):
             return b'%b%b"}' % (self._prefix, stamp.text())
         return b'%b%b",%b' % (self._prefix, stamp.text(), body[1:])
 
+    def with_uuid_of(self, message: Any, other: Any) -> Any:
+        """Return a message whose own field of the UUID, if any, is that of another one."""
+        if self._field is None:
+            return message
+        return replaced(message, self._field, getattr(other, self._field))
+
     def check_readable(self, message: Any) -> None:
         """Check that the class reads what is written of a message: read it."""
         stamp = Stamp(new_producer_id())

@@ -107,6 +107,11 @@ class CsvKind(Kind[Any]):
                 kind="encoding",
             ) from error
 
+    def with_uuid_of(self, message: Any, other: Any) -> Any:
+        """Set the record's first field to that of another one."""
+        message[0] = other[0]
+        return message
+
     # -------------------------------------------------------------- decoding
 
     def decode(self, framing: Framing, buffer: Buffer, frames: Frames) -> Decoded[Any]:
@@ -254,6 +259,13 @@ class ProtobufKind(Kind[Any]):
                 f"{self.message_type.__qualname__} cannot be serialized: {error}", kind="encoding"
             ) from error
         return payload
+
+    def with_uuid_of(self, message: Any, other: Any) -> Any:
+        """Set the message's ``uuid`` to that of another one."""
+        message.ClearField("uuid")
+        if other.uuid:
+            message.uuid = other.uuid
+        return message
 
     def decode(self, framing: Framing, buffer: Buffer, frames: Frames) -> Decoded[Any]:
         """Parse each payload."""

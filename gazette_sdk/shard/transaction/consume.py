@@ -452,6 +452,11 @@ class MessageConsumer:
             return True
         return machine.timer_at <= time.monotonic() and self.wait_for_timers() <= 0
 
+    def clock_was_set(self) -> None:
+        """Look for timers that are due by now, of event time without the wait between two looks."""
+        self._next_look = 0.0
+        self.wait_for_timers()
+
     def wait_for_timers(self) -> float:
         """Tell the machine when the next timer is due; return the seconds until then."""
         now = self._wall_clock()

@@ -378,7 +378,7 @@ class Runner:
 
     def look_at_clock(self) -> None:
         """Look for timers that are due, as the wall clock was set, while :attr:`is_idle`."""
-        self._consumer.wait_for_timers()
+        self._consumer.clock_was_set()
         self._wake.set()
 
     def running_call(self) -> str:

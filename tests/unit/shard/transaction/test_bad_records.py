@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from gazette_sdk import mapping, shard
 from gazette_sdk.shard.transaction.failure import DeadLetter
-from gazette_sdk.testing import Advance, run_handler
+from gazette_sdk.testing import Advance
 from gazette_sdk.testing.handler_runs import JOURNAL
+from support.values import Value, run_values, value_handler
 
 NOW = 1_700_000_000.0
 REJECTED = shard.dead_letters("orders/rejected")
@@ -101,7 +102,7 @@ def application(store, *, on_error="fail", begins=None):
             else:
                 raise ValueError(f"{key}{number}")
 
-    made = shard.handler(message=list, store=store, name="bad", on_error=on_error)(consume)
+    made = value_handler(store=store, name="bad", on_error=on_error)(consume)
 
     @made.timer
     def fired(txn, timer):
@@ -119,7 +120,7 @@ def test_what_is_left_is_what_the_good_records_make(store, on_error):
     @given(records=st.lists(STEPS, max_size=8), batch_count=st.sampled_from([1, 3, 100]))
     def check(records, batch_count):
         def run(messages, made):
-            return run_handler(
+            return run_values(
                 made, [*messages, Advance(NOW + 10)], now=NOW, batch_count=batch_count, read=read
             )
 
@@ -155,7 +156,7 @@ def test_a_transaction_is_run_again_only_where_its_store_cannot_undo(store, step
     begins = []
     bad = [*steps, ("raise", "a", 1)]
     made = application(STORES[store], on_error="skip", begins=begins)
-    run_handler(made, [bad] * 5, now=NOW)
+    run_values(made, [bad] * 5, now=NOW)
     assert (len(begins) == 1) == is_at_once
 
 
@@ -173,12 +174,12 @@ def test_five_thousand_bad_records_a_second(on_error, is_async, caplog):
     async def refuse_later(txn, number):
         refuse(txn, number)
 
-    made = shard.handler(
-        message=list, store=shard.RocksStore[str, int], name="fast", on_error=on_error
-    )(refuse_later if is_async else refuse)
+    made = value_handler(store=shard.RocksStore[str, int], name="fast", on_error=on_error)(
+        refuse_later if is_async else refuse
+    )
     began = time.process_time()
     with caplog.at_level(logging.WARNING):
-        found = run_handler(made, range(count), timeout_s=120)
+        found = run_values(made, range(count), timeout_s=120)
     took_s = time.process_time() - began
     assert len(found.state) == count // 10
     assert len(found.published) == (0 if on_error == "skip" else count * 9 // 10)
@@ -192,7 +193,7 @@ def test_what_a_handler_holds_from_before_is_undone_too(store):
     """The value of the state, a cursor, or the connection, of which the store sees no use."""
 
     class Holds(shard.Application):
-        message, name, on_error = list, "holds", "skip"
+        message, name, on_error = Value, "holds", "skip"
 
         def new_store(self, shard):
             return STORES[store](shard.directory)
@@ -208,16 +209,17 @@ def test_what_a_handler_holds_from_before_is_undone_too(store):
                 execute = txn.store.connection.exec_driver_sql
             self.put = lambda key, value: execute(insert.format(key, value))
 
-        def consume(self, txn, number):
+        def consume(self, txn, message):
+            number = message.value
             self.put(str(number), number)
             if number % 2:
                 raise ValueError("odd")
 
-    assert run_handler(Holds(), range(6), read=read).state == {"0": 0, "2": 2, "4": 4}
+    assert run_values(Holds(), range(6), read=read).state == {"0": 0, "2": 2, "4": 4}
 
 
 def test_a_deferred_record_keeps_what_others_did():
-    @shard.handler(message=list, store=shard.RocksStore[str, int], name="d", on_error="skip")
+    @value_handler(store=shard.RocksStore[str, int], name="d", on_error="skip")
     def defers(txn, number):
         if number == 2 and "1" in txn.store and "again" not in txn.store:
             txn.store["again"] = 1
@@ -228,7 +230,7 @@ def test_a_deferred_record_keeps_what_others_did():
         txn.store[str(number)] = number
 
     deferred = []
-    assert run_handler(defers, [1, 2, 3]).state == {"1": 1, "3": 3}
+    assert run_values(defers, [1, 2, 3]).state == {"1": 1, "3": 3}
 
 
 def test_the_store_is_not_asked_to_undo_where_the_shard_fails_on_errors():
@@ -239,6 +241,6 @@ def test_the_store_is_not_asked_to_undo_where_the_shard_fails_on_errors():
             next(self.begun)
             super().begin_record()
 
-    made = shard.handler(message=list, store=Counting, name="plain")(lambda txn, number: None)
-    run_handler(made, range(10))
+    made = value_handler(store=Counting, name="plain")(lambda txn, number: None)
+    run_values(made, range(10))
     assert next(Counting.begun) == 0

@@ -26,8 +26,9 @@ from gazette_sdk.shard.transaction.failure import BadRecords, HandlerFailedError
 from gazette_sdk.shard.transaction.machine import TransactionMachine
 from gazette_sdk.shard.transaction.timers import Timer, Timers
 from gazette_sdk.shard.transaction.transaction import Transaction
-from gazette_sdk.testing import Advance, run_handler
+from gazette_sdk.testing import Advance
 from gazette_sdk.testing.handler_runs import JOURNAL, MemoryInput, MemoryOutput
+from support.values import Value, run_values, value_handler
 
 NOW = 1_700_000_000.0
 
@@ -186,7 +187,7 @@ def test_a_timer_that_is_moved_with_each_message_costs_no_memory(new_store):
 def quiet(store=shard.JsonStore):
     """An application that notes who was quiet for 300 s."""
 
-    @shard.handler(message=list, store=store, name="quiet")
+    @value_handler(store=store, name="quiet")
     def rides(txn: shard.Transaction, driver: str) -> None:
         txn.timers.set(driver, after_s=300)
 
@@ -198,16 +199,16 @@ def quiet(store=shard.JsonStore):
 
 
 def test_a_timer_fires_at_its_time_and_is_moved_by_a_second_call():
-    run = run_handler(
+    run = run_values(
         quiet(), ["ada", "bob", Advance(NOW + 200), "ada", Advance(NOW + 450)], now=NOW
     )
     assert run.state == {"bob": [300, 300]}
-    run = run_handler(quiet(), ["ada", Advance(NOW + 200), "ada", Advance(NOW + 501)], now=NOW)
+    run = run_values(quiet(), ["ada", Advance(NOW + 200), "ada", Advance(NOW + 501)], now=NOW)
     assert run.state == {"ada": [500, 500]}
 
 
 def test_coroutine_functions_have_timers_too():
-    @shard.handler(message=list, store=shard.JsonStore, name="ticks")
+    @value_handler(store=shard.JsonStore, name="ticks")
     async def ticks(txn: shard.Transaction, name: str) -> None:
         txn.timers.set(name, after_s=10)
 
@@ -216,26 +217,26 @@ def test_coroutine_functions_have_timers_too():
         txn.store[timer.key] = txn.store.get(timer.key, 0) + 1
         txn.timers.set(timer.key, after_s=10)
 
-    assert run_handler(ticks, ["a", Advance(NOW + 55)], now=NOW).state == {"a": 5}
+    assert run_values(ticks, ["a", Advance(NOW + 55)], now=NOW).state == {"a": 5}
 
 
 def test_a_class_has_on_timer():
     class Reminders(shard.Application):
-        message, store, name = list, shard.RocksStore[str, float], "reminders"
+        message, store, name = Value, shard.RocksStore[str, float], "reminders"
 
         def consume(self, txn, message):
             at = datetime.fromtimestamp(NOW + 60, timezone(timedelta(hours=2)))
-            txn.timers.set((message, 7), at=at)
+            txn.timers.set((message.value, 7), at=at)
 
         def on_timer(self, txn, timer):
             txn.store[timer.key[0]] = timer.at
 
-    run = run_handler(Reminders(), ["tea", Advance(NOW + 3600)], now=NOW)
+    run = run_values(Reminders(), ["tea", Advance(NOW + 3600)], now=NOW)
     assert run.state == {"tea": NOW + 60}
 
 
 def test_what_is_due_at_once_fires_in_the_next_transaction_in_order():
-    @shard.handler(message=list, store=shard.JsonStore, name="order")
+    @value_handler(store=shard.JsonStore, name="order")
     def order(txn: shard.Transaction, number: int) -> None:
         txn.store.state.setdefault("seen", []).append(number)
         if number == 1:
@@ -246,14 +247,14 @@ def test_what_is_due_at_once_fires_in_the_next_transaction_in_order():
     def fired(txn: shard.Transaction, timer: shard.Timer) -> None:
         txn.store.state["seen"].append(timer.key)
 
-    run = run_handler(order, [1, Advance(NOW), 2], now=NOW)
+    run = run_values(order, [1, Advance(NOW), 2], now=NOW)
     assert run.state == {"seen": [1, "late", "later", 2]}
 
 
 def test_a_record_that_is_skipped_sets_no_timer_and_what_fired_fires_again():
     calls = []
 
-    @shard.handler(message=list, store=shard.JsonStore, name="bad", on_error="skip")
+    @value_handler(store=shard.JsonStore, name="bad", on_error="skip")
     def bad(txn: shard.Transaction, number: int) -> None:
         txn.timers.set(number, after_s=10)
         if number == 2:
@@ -264,7 +265,7 @@ def test_a_record_that_is_skipped_sets_no_timer_and_what_fired_fires_again():
         calls.append(timer.key)
         txn.store[str(timer.key)] = txn.store.get(str(timer.key), 0) + 1
 
-    run = run_handler(bad, [1, 2, 3, Advance(NOW + 10)], now=NOW)
+    run = run_values(bad, [1, 2, 3, Advance(NOW + 10)], now=NOW)
     assert run.state == {"1": 1, "3": 1}
     assert calls == [1, 3]
 
@@ -272,7 +273,7 @@ def test_a_record_that_is_skipped_sets_no_timer_and_what_fired_fires_again():
 def test_a_timer_that_raises_fails_the_shard_and_is_named():
     application = quiet(shard.RocksStore[str, int])  # its values are lists
     with pytest.raises(HookFailedError, match=r"on_timer of 'ada': .*int is needed"):
-        run_handler(application, ["ada", Advance(NOW + 300)], now=NOW)
+        run_values(application, ["ada", Advance(NOW + 300)], now=NOW)
 
 
 def test_a_message_may_be_deferred_after_a_timer(tmp_path):
@@ -352,18 +353,18 @@ def test_timers_without_a_function_are_refused_and_named_when_they_were_left(cap
     def sets(txn: shard.Transaction, message: str) -> None:
         txn.timers.set(message, after_s=1)
 
-    application = shard.handler(message=list, store=shard.JsonStore, name="none")(sets)
+    application = value_handler(store=shard.JsonStore, name="none")(sets)
     with pytest.raises(Exception, match=r"decorate one with `@APPLICATION\.timer`") as caught:
-        run_handler(application, ["a"])
+        run_values(application, ["a"])
     assert isinstance(caught.value.__cause__, ConfigurationError)
 
     class Kept(shard.JsonStore):
         def timers_after(self, row, limit):
             return [(1, b"\1a\0")]
 
-    application = shard.handler(message=list, store=Kept, name="left")(lambda txn, message: None)
+    application = value_handler(store=Kept, name="left")(lambda txn, message: None)
     with caplog.at_level(logging.WARNING):
-        run_handler(application, ["a"])
+        run_values(application, ["a"])
     assert "the store of memory has timers or windows which left does not declare" in caplog.text
 
 
@@ -400,12 +401,12 @@ def quiet_of(function):
 def test_timers_are_set_only_within_a_transaction():
     kept = []
 
-    @shard.handler(message=list, store=shard.JsonStore, name="outside")
+    @value_handler(store=shard.JsonStore, name="outside")
     def outside(txn: shard.Transaction, message: str) -> None:
         kept.append(txn)
 
     outside.timer(lambda txn, timer: None)
-    run_handler(outside, ["a"])
+    run_values(outside, ["a"])
     with pytest.raises(ClosedError, match="no transaction is open"):
         kept[0].timers.set("a", after_s=1)
 
@@ -452,7 +453,7 @@ def test_the_document_of_timers_is_as_the_docs_say(tmp_path):
 @dataclass
 class Ride(JsonMessage):
     zone: str
-    at: float
+    at: float | None
     journal: str = ""
 
 
@@ -474,7 +475,7 @@ def per_minute(store=shard.JsonStore, **options):
         assert txn.watermark >= timer.at
         zone, begin = timer.key
         key = f"{zone}/{begin - int(NOW)}"
-        txn.publish([key, txn.store[key]], mapping=mapping.direct("out/part-000"))
+        txn.publish(Value([key, txn.store[key]]), mapping=mapping.direct("out/part-000"))
         del txn.store[key]
 
     return minutes
@@ -490,31 +491,31 @@ def rides(*seconds, zone="a"):
 
 def test_a_timer_of_event_time_fires_before_the_message_after_its_time():
     messages = rides(0, 59, 30, 60, 61, 130)
-    run = run_handler(per_minute(idle_s=None), messages, now=START)
+    run = run_values(per_minute(idle_s=None), messages, now=START)
     first = int(START - NOW)
-    assert run.published == [[f"a/{first}", 3], [f"a/{first + 60}", 2]]
+    assert run.published == [(f"a/{first}", 3), (f"a/{first + 60}", 2)]
     assert run.state == {f"a/{first + 120}": 1}
 
 
 @pytest.mark.parametrize("batch_count", [1, 2, 100])
 def test_it_fires_at_the_same_place_wherever_batches_end(batch_count):
     messages = rides(*range(0, 600, 7), zone="a") + rides(*range(600, 900, 11), zone="b")
-    run = run_handler(per_minute(idle_s=None), messages, now=START, batch_count=batch_count)
-    assert run.published == run_handler(per_minute(idle_s=None), messages, now=START).published
+    run = run_values(per_minute(idle_s=None), messages, now=START, batch_count=batch_count)
+    assert run.published == run_values(per_minute(idle_s=None), messages, now=START).published
     assert len(run.published) == 14
 
 
 def test_a_quiet_stream_closes_its_minutes():
     first = int(START - NOW)
     messages = [*rides(5), Advance(START + 69)]
-    assert run_handler(per_minute(), messages, now=START + 5).published == []
+    assert run_values(per_minute(), messages, now=START + 5).published == []
     messages = [*rides(5), Advance(START + 70)]
-    assert run_handler(per_minute(), messages, now=START + 5).published == [[f"a/{first}", 1]]
+    assert run_values(per_minute(), messages, now=START + 5).published == [(f"a/{first}", 1)]
     late = [*rides(5), Advance(START + 74)]
-    assert run_handler(per_minute(lateness_s=5), late, now=START + 5).published == []
+    assert run_values(per_minute(lateness_s=5), late, now=START + 5).published == []
     late = [*rides(5), Advance(START + 75)]
-    assert len(run_handler(per_minute(lateness_s=5), late, now=START + 5).published) == 1
-    assert run_handler(per_minute(idle_s=None), late, now=START + 5).published == []
+    assert len(run_values(per_minute(lateness_s=5), late, now=START + 5).published) == 1
+    assert run_values(per_minute(idle_s=None), late, now=START + 5).published == []
 
 
 def test_coroutine_functions_have_event_time_too():
@@ -527,16 +528,16 @@ def test_coroutine_functions_have_event_time_too():
         txn.store.state.setdefault("fired", []).append([timer.key, txn.watermark - START])
 
     messages = [*rides(0), *rides(5, zone="b"), *rides(12, zone="c"), Advance(START + 100)]
-    run = run_handler(later, messages, now=START)
+    run = run_values(later, messages, now=START)
     assert run.state == {"fired": [["a", 12.0], ["b", 15.0], ["c", 22.0]]}
 
 
 def test_a_message_without_event_time_is_a_bad_record():
     made = per_minute(on_error="skip", idle_s=None)
-    run = run_handler(made, [*rides(1), Ride("a", None), *rides(61)], now=START)
+    run = run_values(made, [*rides(1), Ride("a", None), *rides(61)], now=START)
     assert [count for _, count in run.published] == [1]
     with pytest.raises(HandlerFailedError, match="the event time of a message is None"):
-        run_handler(per_minute(), [Ride("a", None)], now=START)
+        run_values(per_minute(), [Ride("a", None)], now=START)
 
 
 @pytest.mark.parametrize("store", [shard.RocksStore[str, int], shard.JsonStore[dict[str, int]]])
@@ -547,8 +548,8 @@ def test_many_timers_of_event_time_fire_within_transactions_that_are_not_too_lar
     monkeypatch.setattr(consume_module, "FULL_CHECK_COUNT", 10)
     first = int(START - NOW)
     messages = [ride for zone in range(1000) for ride in rides(0, zone=str(zone))]
-    run = run_handler(per_minute(store, idle_s=None), [*messages, *rides(60)], now=START)
-    assert sorted(run.published) == sorted([f"{zone}/{first}", 1] for zone in range(1000))
+    run = run_values(per_minute(store, idle_s=None), [*messages, *rides(60)], now=START)
+    assert sorted(run.published) == sorted((f"{zone}/{first}", 1) for zone in range(1000))
     assert run.state == {f"a/{first + 60}": 1}
 
 
@@ -559,16 +560,16 @@ def test_timers_of_event_time_need_a_declaration():
     application = shard.handler(message=Ride, store=shard.JsonStore, name="rides")(sets)
     application.timer(lambda txn, timer: None)
     with pytest.raises(HandlerFailedError, match=r"has no event time; declare it"):
-        run_handler(application, rides(1))
+        run_values(application, rides(1))
     with pytest.raises(ConfigurationError, match="use a function of the message"):
         shard.handler(message=Ride, store=shard.JsonStore, name="rides", event_time="at")(sets)
     published = shard.handler(
         message=Ride, store=shard.JsonStore, name="rides", event_time="published"
     )(sets)
     published.timer(
-        lambda txn, timer: txn.publish(timer.at, mapping=mapping.direct("fired/part-000"))
+        lambda txn, timer: txn.publish(Value(timer.at), mapping=mapping.direct("fired/part-000"))
     )
-    assert run_handler(published, [*rides(1), Advance(NOW + 1e6)], now=NOW).published
+    assert run_values(published, [*rides(1), Advance(NOW + 1e6)], now=NOW).published
 
 
 def test_a_watermark_needs_no_timers():
@@ -578,7 +579,7 @@ def test_a_watermark_needs_no_timers():
     def watches(txn: shard.Transaction, ride: Ride) -> None:
         marks.append(txn.watermark)
 
-    run_handler(watches, rides(1, 2), now=START)
+    run_values(watches, rides(1, 2), now=START)
     assert marks[1] == START + 1
 
 
@@ -594,7 +595,7 @@ def test_timers_of_both_clocks_with_one_key_are_two():
     def fired(txn: shard.Transaction, timer: shard.Timer) -> None:
         txn.store.state.setdefault(timer.clock, []).append(timer.at - START)
 
-    run = run_handler(both, [*rides(0), Advance(START + 1000)], now=START)
+    run = run_values(both, [*rides(0), Advance(START + 1000)], now=START)
     assert run.state == {"processing": [50.0], "event": [50.0]}
-    run = run_handler(both, [*rides(0, zone="cancel"), Advance(START + 1000)], now=START)
+    run = run_values(both, [*rides(0, zone="cancel"), Advance(START + 1000)], now=START)
     assert run.state == {"processing": [50.0]}

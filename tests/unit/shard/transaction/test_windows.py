@@ -30,7 +30,8 @@ from gazette_sdk.shard.transaction.event_time import EventTime
 from gazette_sdk.shard.transaction.failure import HandlerFailedError, HookFailedError
 from gazette_sdk.shard.transaction.timers import Timers, WindowTimer
 from gazette_sdk.shard.transaction.windows import Hopping, Session, Tumbling, new_windows
-from gazette_sdk.testing import Advance, run_handler
+from gazette_sdk.testing import Advance
+from support.values import Value, run_values
 from support.window_model import Event, Model, merged
 
 S = 1_000_000
@@ -401,7 +402,7 @@ def publishing(application):
     @application.closed
     def closed(txn, window):
         at = window.begin - NOW, window.end - NOW
-        txn.publish((window.key, *at, window.state.cents, window.count), mapping=TO_COUNTS)
+        txn.publish(Value((window.key, *at, window.state.cents, window.count)), mapping=TO_COUNTS)
 
     return application
 
@@ -423,20 +424,20 @@ def test_a_window_closes_when_the_watermark_has_passed_its_end_and_grace(
         made = shard.SqlStore.of(f"sqlite:///{tmp_path}/windows.sqlite")
     application = publishing(counter(store=made))
     given = [*rides(1, 30), *rides(35, zone="b", cents=5), *rides(50, 39, 69.9, 20, 70, 20)]
-    _, published = run_handler(application, given, batch_count=batch_count, now=NOW)
+    _, published = run_values(application, given, batch_count=batch_count, now=NOW)
     assert published == [("a", MINUTE, MINUTE + 60, 4, 4), ("b", MINUTE, MINUTE + 60, 5, 1)]
 
 
 def test_a_quiet_stream_closes_its_windows():
     application = publishing(counter(lateness_s=5))
-    _, published = run_handler(application, [*rides(1), Advance(NOW + 84.9)], now=NOW)
+    _, published = run_values(application, [*rides(1), Advance(NOW + 84.9)], now=NOW)
     assert published == []
-    _, published = run_handler(application, [*rides(1), Advance(NOW + 85)], now=NOW)
+    _, published = run_values(application, [*rides(1), Advance(NOW + 85)], now=NOW)
     assert published == [("a", MINUTE, MINUTE + 60, 1, 1)], "40 + 30 + 5 + 10 s later"
 
 
 def test_hopping_windows_overlap_and_sessions_merge():
-    _, published = run_handler(
+    _, published = run_values(
         publishing(counter(Hopping(60, 30, by=attrgetter("zone"), state=Stats))),
         [*rides(15), Advance(NOW + 500)],
         now=NOW,
@@ -447,7 +448,7 @@ def test_hopping_windows_overlap_and_sessions_merge():
         return Stats(earlier.rides + later.rides, earlier.cents + later.cents)
 
     sessions = Session(10, grace_s=60, by=attrgetter("zone"), state=Stats, merge=merge)
-    _, published = run_handler(
+    _, published = run_values(
         publishing(counter(sessions)),
         [*rides(1, 20, 40, 10.5, 25, 0), Advance(NOW + 500)],
         now=NOW,
@@ -458,7 +459,7 @@ def test_hopping_windows_overlap_and_sessions_merge():
 def test_sessions_whose_states_cannot_be_summed_are_a_failing_record():
     given = rides(0, 15, 8)
     with pytest.raises(HandlerFailedError, match="unsupported operand"):
-        run_handler(counter(Session(10, grace_s=60, state=Stats)), given, now=NOW)
+        run_values(counter(Session(10, grace_s=60, state=Stats)), given, now=NOW)
 
 
 def test_states_need_no_type_where_they_are_json():
@@ -471,10 +472,10 @@ def test_states_need_no_type_where_they_are_json():
 
     @totals.closed
     def closed(txn, window):
-        txn.publish((window.key, window.state), mapping=TO_COUNTS)
+        txn.publish(Value((window.key, window.state)), mapping=TO_COUNTS)
 
     given = [*rides(0, 5, cents=3), Advance(NOW + 100)]
-    assert run_handler(totals, given, now=NOW).published == [(None, 6)]
+    assert run_values(totals, given, now=NOW).published == [(None, 6)]
 
 
 def test_a_late_message_has_a_function():
@@ -482,9 +483,11 @@ def test_a_late_message_has_a_function():
 
     @application.late
     def late(txn, ride, window):
-        txn.publish((ride.at - NOW, window.key, window.state, window.count), mapping=TO_COUNTS)
+        txn.publish(
+            Value((ride.at - NOW, window.key, window.state, window.count)), mapping=TO_COUNTS
+        )
 
-    _, published = run_handler(application, rides(1, 100, 2), now=NOW)
+    _, published = run_values(application, rides(1, 100, 2), now=NOW)
     assert published[1:] == [(2.0, "a", None, 0)]
 
 
@@ -502,18 +505,18 @@ def test_coroutine_functions_have_windows_too():
 
     @totals.closed
     async def closed(txn, window):
-        txn.publish(("closed", window.state), mapping=TO_COUNTS)
+        txn.publish(Value(("closed", window.state)), mapping=TO_COUNTS)
 
     @totals.late
     async def late(txn, ride, window):
-        txn.publish(("late", ride.at - NOW, window.key), mapping=TO_COUNTS)
+        txn.publish(Value(("late", ride.at - NOW, window.key)), mapping=TO_COUNTS)
 
     @totals.updated(every_s=1)
     async def updated(txn, window):
-        txn.publish(("updated", window.state), mapping=TO_COUNTS)
+        txn.publish(Value(("updated", window.state)), mapping=TO_COUNTS)
 
     given = [*rides(1, 2), Advance(NOW + 2), *rides(100, 3), Advance(NOW + 2.5)]
-    _, published = run_handler(totals, given, now=NOW)
+    _, published = run_values(totals, given, now=NOW)
     assert published == [("updated", 2), ("closed", 2), ("late", 3.0, None)]
 
 
@@ -522,13 +525,13 @@ def test_open_windows_are_shown_at_most_once_in_a_time_if_they_have_changed():
 
     @application.updated(every_s=5)
     def updated(txn, window):
-        txn.publish((window.key, window.count), mapping=TO_COUNTS)
+        txn.publish(Value((window.key, window.count)), mapping=TO_COUNTS)
 
     given = [
         *rides(1, 2), Advance(NOW + 4), *rides(3), Advance(NOW + 5),
         Advance(NOW + 30), *rides(4), Advance(NOW + 34.9), *rides(5), Advance(NOW + 35),
     ]  # fmt: skip
-    _, published = run_handler(application, given, now=NOW)
+    _, published = run_values(application, given, now=NOW)
     assert published == [("a", 3), ("a", 5)]
 
 
@@ -537,10 +540,10 @@ def test_a_window_that_closes_is_not_shown_any_more():
 
     @application.updated(every_s=5)
     def updated(txn, window):
-        txn.publish(("updated", window.key), mapping=TO_COUNTS)
+        txn.publish(Value(("updated", window.key)), mapping=TO_COUNTS)
 
     given = [*rides(1, 100), Advance(NOW + 6)]
-    _, published = run_handler(application, given, now=NOW)
+    _, published = run_values(application, given, now=NOW)
     assert published == [("a", MINUTE, MINUTE + 60, 1, 1), ("updated", "a")]
 
 
@@ -554,10 +557,10 @@ def test_a_class_has_windows():
                 window.state = (window.state or 0) + message.cents
 
         def on_closed(self, txn, window):
-            txn.publish((window.count, window.state), mapping=TO_COUNTS)
+            txn.publish(Value((window.count, window.state)), mapping=TO_COUNTS)
 
     given = [*rides(1, 2, cents=3), Advance(NOW + 100)]
-    assert run_handler(Rides(), given, now=NOW).published == [(2, 6)]
+    assert run_values(Rides(), given, now=NOW).published == [(2, 6)]
 
 
 # --------------------------------------------------------------------- records
@@ -589,13 +592,13 @@ def test_a_record_that_is_skipped_changes_no_window(tmp_path, store):
 
     @bad_rides.closed
     def closed(txn, window):
-        txn.publish((window.key, window.count, window.state), mapping=TO_COUNTS)
+        txn.publish(Value((window.key, window.count, window.state)), mapping=TO_COUNTS)
 
     given = [
         *rides(1), *rides(2, cents=-1), *rides(3, cents=7), *rides(4, cents=-2),
         *rides(5, cents=0), *rides(6, cents=9), Advance(NOW + 100),
     ]  # fmt: skip
-    _, published = run_handler(bad_rides, given, now=NOW)
+    _, published = run_values(bad_rides, given, now=NOW)
     assert published == [("a", 3, [1, 7, 9])]
 
 
@@ -606,7 +609,7 @@ def test_a_state_that_would_not_be_read_again_fails_the_shard_before_it_commits(
         window.state = Stats(1, ride.cents)  # no type is declared: it would be read as a dict
 
     with pytest.raises(UnreadableStateError, match="declare its type"):
-        run_handler(totals, rides(1), now=NOW)
+        run_values(totals, rides(1), now=NOW)
 
 
 def test_a_state_of_another_type_than_was_declared_is_named(tmp_path):
@@ -642,10 +645,10 @@ def test_windows_of_another_size_that_were_left_close_at_their_ends():
 def test_a_key_that_cannot_be_encoded_is_refused(key):
     application = counter(Tumbling(60, by=lambda _: key))
     if key is None:
-        assert run_handler(counter(Tumbling(60, state=Stats)), rides(1), now=NOW)
+        assert run_values(counter(Tumbling(60, state=Stats)), rides(1), now=NOW)
         return
     with pytest.raises(HandlerFailedError, match="the key of a window") as failed:
-        run_handler(application, rides(1), now=NOW)
+        run_values(application, rides(1), now=NOW)
     assert isinstance(failed.value.__cause__, ValidationError)
 
 
@@ -657,14 +660,14 @@ def test_windows_are_for_the_message_that_is_consumed():
         txn.windows(Ride("a", NOW))
 
     with pytest.raises(HookFailedError, match=r"on_closed of <window of 'a'.*is for `consume`"):
-        run_handler(application, rides(1, 100), now=NOW)
+        run_values(application, rides(1, 100), now=NOW)
 
     @shard.handler(message=Ride, store=shard.JsonStore, name="rides")
     def without(txn, ride):
         txn.windows(ride)
 
     with pytest.raises(HandlerFailedError, match="has no windows; declare them"):
-        run_handler(without, rides(1), now=NOW)
+        run_values(without, rides(1), now=NOW)
 
     transactions = []
 
@@ -672,7 +675,7 @@ def test_windows_are_for_the_message_that_is_consumed():
     def keeping(txn, ride):
         transactions.append(txn)
 
-    run_handler(keeping, rides(1), now=NOW)
+    run_values(keeping, rides(1), now=NOW)
     with pytest.raises(ClosedError):
         transactions[0].windows(Ride("a", NOW))
 
@@ -684,7 +687,7 @@ def test_a_message_with_windows_is_not_deferred():
         txn.defer()
 
     with pytest.raises(HandlerFailedError, match="call `defer` first"):
-        run_handler(deferring, rides(1), now=NOW)
+        run_values(deferring, rides(1), now=NOW)
 
 
 # ---------------------------------------------------------------- declarations
@@ -763,7 +766,7 @@ KeepsTimers.__name__ = "Keepless"
 def test_windows_that_are_not_declared_any_more_wait_and_are_named(tmp_path, caplog):
     url = f"sqlite:///{tmp_path}/windows.sqlite"
     store = shard.SqlStore.of(url)
-    run_handler(counter(store=store), rides(1), now=NOW)
+    run_values(counter(store=store), rides(1), now=NOW)
 
     @shard.handler(message=Ride, store=store, name="rides", event_time=attrgetter("at"))
     def without(txn, ride):
@@ -771,14 +774,14 @@ def test_windows_that_are_not_declared_any_more_wait_and_are_named(tmp_path, cap
 
     @without.timer
     def timer(txn, timer):
-        txn.publish(timer.key, mapping=TO_COUNTS)
+        txn.publish(Value(timer.key), mapping=TO_COUNTS)
 
     with caplog.at_level(logging.WARNING):
         given = [*rides(1, 500), Advance(NOW + 1000)]
-        assert run_handler(without, given, now=NOW).published == ["x"]
+        assert run_values(without, given, now=NOW).published == ["x"]
     assert "has timers or windows which rides does not declare: they wait" in caplog.text
     caplog.clear()
-    _, published = run_handler(
+    _, published = run_values(
         publishing(counter(store=store)), [*rides(1, 500), *rides(1000)], now=NOW
     )
     assert published == [("a", MINUTE, MINUTE + 60, 1, 1)]
