@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import UnionType
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, overload
 
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.shard.application.application import Application, OnError
@@ -13,7 +13,26 @@ from gazette_sdk.shard.transaction.event_time import IDLE_S, DeclaredTime
 from gazette_sdk.shard.transaction.tables import Table
 from gazette_sdk.shard.transaction.windows import Declared
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
+    from gazette_sdk.shard.transaction.transaction import Shard, Transaction
+
 Function = TypeVar("Function", bound=Callable[..., Any])
+M = TypeVar("M")
+S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
+
+
+class StoreMaker(Protocol[S_co]):
+    """Object that makes the stores of an application."""
+
+    def for_shard(self, shard: Shard) -> S_co:
+        """Return the store of a shard."""
+
+
+StoreOf: TypeAlias = Callable[[Path], S] | StoreMaker[S]
+"""Declaration of a store: its class, a function of the shard's directory, or a maker."""
 
 
 class HandlerApplication(Application[Any, Any]):
@@ -129,9 +148,63 @@ class HandlerApplication(Application[Any, Any]):
         return f"<application {'.'.join(self._place())}>"
 
 
+@overload
 def handler(
     *,
-    message: type[Any] | UnionType | Mapping[str, type[Any] | UnionType],
+    message: type[M],
+    store: StoreOf[S],
+    sources: Sources | None = None,
+    tables: Sequence[Table[Any]] = (),
+    name: str = "",
+    hot_standbys: int = 1,
+    min_txn_s: float = 0.0,
+    max_txn_s: float = 1.0,
+    on_error: OnError = "fail",
+    waits_for_acks: bool = True,
+    event_time: DeclaredTime | None = None,
+    lateness_s: float = 0.0,
+    idle_s: float | None = IDLE_S,
+    windows: Declared | None = None,
+) -> Callable[[Callable[[Transaction[S], M], Any]], HandlerApplication]: ...
+@overload
+def handler(
+    *,
+    message: TypeForm[M],
+    store: StoreOf[S],
+    sources: Sources | None = None,
+    tables: Sequence[Table[Any]] = (),
+    name: str = "",
+    hot_standbys: int = 1,
+    min_txn_s: float = 0.0,
+    max_txn_s: float = 1.0,
+    on_error: OnError = "fail",
+    waits_for_acks: bool = True,
+    event_time: DeclaredTime | None = None,
+    lateness_s: float = 0.0,
+    idle_s: float | None = IDLE_S,
+    windows: Declared | None = None,
+) -> Callable[[Callable[[Transaction[S], M], Any]], HandlerApplication]: ...
+@overload
+def handler(
+    *,
+    message: Mapping[str, object],
+    store: StoreOf[S],
+    sources: Sources | None = None,
+    tables: Sequence[Table[Any]] = (),
+    name: str = "",
+    hot_standbys: int = 1,
+    min_txn_s: float = 0.0,
+    max_txn_s: float = 1.0,
+    on_error: OnError = "fail",
+    waits_for_acks: bool = True,
+    event_time: DeclaredTime | None = None,
+    lateness_s: float = 0.0,
+    idle_s: float | None = IDLE_S,
+    windows: Declared | None = None,
+) -> Callable[[Callable[[Transaction[S], Any], Any]], HandlerApplication]: ...
+def handler(
+    *,
+    message: Any,
     store: Any,
     sources: Sources | None = None,
     tables: Sequence[Table[Any]] = (),

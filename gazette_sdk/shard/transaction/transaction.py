@@ -302,16 +302,16 @@ class LogLike(Protocol):
 M = TypeVar("M")
 
 if TYPE_CHECKING:
-    S = TypeVarWithDefault("S", default=Any)
+    S_co = TypeVarWithDefault("S_co", default=Any, covariant=True)
 else:  # `typing` has no defaults before Python 3.13
-    S = TypeVar("S")
+    S_co = TypeVar("S_co", covariant=True)
 
 
 class DeferError(BaseException):
     """Control flow of :meth:`Transaction.defer`: no failure, and not caught as one."""
 
 
-class Transaction(Generic[S]):
+class Transaction(Generic[S_co]):
     """Open transaction of a shard: messages consumed, and what they change, committed together.
 
     There is one object for all transactions of a shard, used on one thread at a time. What it
@@ -348,7 +348,7 @@ class Transaction(Generic[S]):
         "times",
     )
 
-    def __init__(self, shard: Shard, store: S, output: OutputLike) -> None:
+    def __init__(self, shard: Shard, store: S_co, output: OutputLike) -> None:
         self.shard = shard
         self.store = store
         self.envelope: Envelope[Any] | None = None
