@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from gazette_sdk.errors import ShardStoreError
+from gazette_sdk.errors import ConfigurationError, ShardStoreError
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.shard.recovery.hints import FileChange
 
@@ -21,6 +21,9 @@ UNCOMMITTED_BYTES_MAX = 16 << 20
 
 TIMER_KEY_BYTES_MAX = 512
 """Bound of a timer's encoded key, so that all databases can index it."""
+
+EXPIRY_TAG = b"\x08"
+"""First byte of keys of timers that end the time to live of an entry; others have none such."""
 
 FILES_SHOWN_MAX = 5
 """Names of files that an error shows."""
@@ -204,6 +207,39 @@ class TimerStore(Protocol):
         Raises:
             ShardStoreError: the store failed.
         """
+
+
+SetExpiry: TypeAlias = Callable[[bytes, float | None], None]
+"""Function that sets the time to live of an entry, in seconds; None removes it."""
+
+
+@runtime_checkable
+class ExpiringStore(TimerStore, Protocol):
+    """Store whose entries may have a time to live, which is a timer of the shard."""
+
+    def open_expiry(self, set_expiry: SetExpiry) -> bool:
+        """Prepare to let entries expire, after ``restore``.
+
+        Args:
+            set_expiry: sets the timer of an entry, in the open transaction.
+
+        Returns:
+            True if an entry has a time to live.
+
+        Raises:
+            ShardStoreError: the store failed.
+        """
+
+    def end_entry(self, entry: bytes) -> None:
+        """Remove an entry whose time has come, in the open transaction."""
+
+
+def no_expiry(store: object) -> ConfigurationError:
+    """Return the error of a store whose entries have no time to live."""
+    return ConfigurationError(
+        f"entries of a {type(store).__name__} have no time to live: use a RocksStore, or set a"
+        " timer and remove them in its function"
+    )
 
 
 @runtime_checkable

@@ -45,9 +45,11 @@ from gazette_sdk.shard.recovery.hints import (
     WriteFile,
 )
 from gazette_sdk.shard.stores.base import (
+    EXPIRY_TAG,
     UNCOMMITTED_BYTES_MAX,
     UNCOMMITTED_PUTS_MAX,
     Entry,
+    SetExpiry,
     TimerRow,
     prefix_end,
     recovered_files,
@@ -290,6 +292,22 @@ class FamilyView(Generic[K, V]):
             raise ShardStoreError(f"the database cannot be read: {error}") from error
 
 
+_NAME_END = b"\x00"
+
+
+@dataclass(slots=True)
+class _Expiry:
+    """Times to live of the entries of a store.
+
+    Attributes:
+        set_expiry: sets that of an entry.
+        is_used: an entry may have one, which its removal ends.
+    """
+
+    set_expiry: SetExpiry
+    is_used: bool
+
+
 class Family(FamilyView[K, V]):
     """Keys and values of one family, with the open transaction's changes over the committed ones.
 
@@ -298,6 +316,9 @@ class Family(FamilyView[K, V]):
         keys: codec of keys.
         values: codec of values.
     """
+
+    _name = b"default"
+    _expiry: _Expiry | None = None  # of all families of a store, in a shard
 
     def _attach(self, source: Rdict, keys: Codec[K], values: Codec[V]) -> None:
         super()._attach(source, keys, values)
@@ -340,12 +361,56 @@ class Family(FamilyView[K, V]):
         self.discard(key)
 
     def discard(self, key: K) -> None:
-        """Remove a key if it is there; faster than ``del``, which has to read."""
+        """Remove a key if it is there, with its time to live.
+
+        Faster than ``del``, which has to read.
+        """
         encoded = self._checked(key)
+        self.remove(encoded)
+        if self._expiry is not None and self._expiry.is_used:
+            self._expiry.set_expiry(self._entry(encoded), None)
+
+    def remove(self, encoded: bytes) -> None:
+        """Remove an encoded key."""
         if self.former is not None:
             self._keep_former(encoded)
         self.puts[encoded] = None
         self.put_bytes += len(encoded)
+
+    def expire(self, key: K, after_s: float) -> None:
+        """Give a key a time to live, or another one: it is removed then.
+
+        The time is kept with the state, as that of a timer. Another value does not change it;
+        removing the key ends it.
+
+        Args:
+            key: the key, with its value.
+            after_s: seconds from ``txn.now``, 0 or more. The transaction in which they have passed
+                removes the key.
+
+        Raises:
+            KeyError: the key is not there.
+            ValidationError: the time cannot be used, or the key is too long.
+            ClosedError: no transaction of a shard is open.
+        """
+        if self._expiry is None:
+            raise ClosedError("keys expire in a shard: call `txn.store.expire` in its hooks")
+        if key not in self:
+            raise KeyError(key)
+        self._expiry.set_expiry(self._entry(self._checked(key)), after_s)
+        self._expiry.is_used = True
+
+    def _entry(self, encoded: bytes) -> bytes:
+        return self._name + _NAME_END + encoded
+
+    def open_expiries(self, name: str, expiry: _Expiry) -> None:
+        """Let keys expire.
+
+        Args:
+            name: of the family.
+            expiry: of all families of the store.
+        """
+        self._name, self._expiry = name.encode(), expiry
 
     def _keep_former(self, encoded: bytes) -> None:
         assert self.former is not None, "it is noted"
@@ -790,6 +855,22 @@ class RocksStore(Family[K, V], _OwnRows[K, V]):
     def put_timers(self, changes: Mapping[bytes, int | None]) -> None:
         """Put timers, just before ``start_commit``; None removes one."""
         self._timer_changes = changes
+
+    def open_expiry(self, set_expiry: SetExpiry) -> bool:
+        """Let entries expire; see :class:`~gazette_sdk.shard.stores.base.ExpiringStore`."""
+        lower = _TIMER_BY_KEY + EXPIRY_TAG
+        is_used = next(self._stored(lower, prefix_end(lower)), None) is not None
+        expiry = _Expiry(set_expiry, is_used)
+        for name, family in self._families.items():
+            family.open_expiries(name, expiry)
+        return is_used
+
+    def end_entry(self, entry: bytes) -> None:
+        """Remove an entry whose time has come; of a family that is not declared any more, none."""
+        name, _, encoded = entry.partition(_NAME_END)
+        family = self._families.get(name.decode())
+        if family is not None:
+            family.remove(encoded)
 
     def open_rows(self) -> None:
         """Prepare to keep rows: nothing is to be done."""

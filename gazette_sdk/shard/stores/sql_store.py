@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, NoReturn, Protocol, TypeAlias
 
 from gazette_sdk.errors import (
     ClosedError,
@@ -26,6 +26,7 @@ from gazette_sdk.shard.recovery.hints import FileChange
 from gazette_sdk.shard.stores.base import (
     TIMER_KEY_BYTES_MAX,
     TimerRow,
+    no_expiry,
     prefix_end,
     recovered_files,
     refuse_other_files,
@@ -325,6 +326,15 @@ class SqlStore:
         """
         with _failures_of(_TIMERS):
             _replace_rows(self.connection, _TIMERS, self._shard_fqn, changes)
+
+    def expire(self, key: object, after_s: float) -> NoReturn:
+        """Refuse: entries of this store have no time to live.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        del key, after_s
+        raise no_expiry(self)
 
     def open_rows(self) -> None:
         """Create the table of rows if it is missing.

@@ -20,7 +20,7 @@ import sqlite3
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, TypeAlias
+from typing import Any, BinaryIO, ClassVar, NoReturn, TypeAlias
 
 from gazette_sdk.errors import ClosedError, DecodeError, ShardStoreError, UnreadableStateError
 from gazette_sdk.message.checkpoint import Checkpoint
@@ -30,6 +30,7 @@ from gazette_sdk.shard.stores.base import (
     UNCOMMITTED_PUTS_MAX,
     Entry,
     TimerRow,
+    no_expiry,
     prefix_end,
     recovered_files,
     refuse_other_files,
@@ -547,6 +548,15 @@ class SqliteStore:
         with _failures_of_tables():
             connection.executemany(_REMOVE_TIMER, removed)
             connection.executemany(_PUT_TIMER, put)
+
+    def expire(self, key: object, after_s: float) -> NoReturn:
+        """Refuse: entries of this store have no time to live.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        del key, after_s
+        raise no_expiry(self)
 
     def open_rows(self) -> None:
         """Create the table of rows if it is missing.

@@ -18,7 +18,7 @@ from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.uuid import parse_raw_uuid, unix_100ns_of_clock
 from gazette_sdk.shard.application.application import Application
-from gazette_sdk.shard.stores.base import UndoingStore, ValidatingStore
+from gazette_sdk.shard.stores.base import ExpiringStore, UndoingStore, ValidatingStore
 from gazette_sdk.shard.transaction.event_time import SECOND_US
 from gazette_sdk.shard.transaction.failure import (
     BadRecords,
@@ -28,7 +28,7 @@ from gazette_sdk.shard.transaction.failure import (
 )
 from gazette_sdk.shard.transaction.machine import Action, CommitStep, Current, TransactionMachine
 from gazette_sdk.shard.transaction.tables import Table
-from gazette_sdk.shard.transaction.timers import CLOCK_CHECK_S, Timer, WindowTimer
+from gazette_sdk.shard.transaction.timers import CLOCK_CHECK_S, ExpiryTimer, Timer, WindowTimer
 from gazette_sdk.shard.transaction.transaction import (
     DeferError,
     InputLike,
@@ -100,7 +100,7 @@ class Due(NamedTuple):
 
     name: str
     hook: Callable[[Transaction[Any], Any], Any]
-    argument: Timer | Window[Any]
+    argument: Timer | Window[Any] | ExpiryTimer
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +133,7 @@ class MessageConsumer:
         input: where messages come from.
         rest: messages of the last batch that are not consumed.
         table: table that is made of the last batch; None if the handler consumes it.
+        has_timers: the application has timers, or an entry of the store may expire.
         polled_count: messages that the input has returned so far.
         fired_count: timers that fired so far.
         late_count: messages that came too late for a window so far, for each window.
@@ -153,7 +154,7 @@ class MessageConsumer:
     ) -> None:
         self.application = application
         self._wall_clock = wall_clock
-        self._has_timers = application.has_timers
+        self.has_timers = application.has_timers
         self._windows = txn.all_windows
         self._tables = txn.all_tables
         self._undoes = bad.passes_over and isinstance(txn.store, UndoingStore)
@@ -206,7 +207,7 @@ class MessageConsumer:
             return False
         txn = self.txn
         is_full = txn.store.is_full or self.output.is_full
-        is_full = is_full or (self._has_timers and txn.timers.is_full)
+        is_full = is_full or (self.has_timers and txn.timers.is_full)
         is_full = is_full or (self._tables is not None and self._tables.is_full)
         return bool(is_full or (self._windows is not None and self._windows.is_full))
 
@@ -330,7 +331,7 @@ class MessageConsumer:
         checkpoint.reset = self.txn.shard.reset
         if self.bad.skipped:
             self.bad.skipped = self.txn.shard.skipped(checkpoint)
-        if self._has_timers:
+        if self.has_timers:
             self.txn.timers.put()
         rows: dict[bytes, bytes | None] = {}
         for each in (self._windows, self._tables):
@@ -348,7 +349,7 @@ class MessageConsumer:
         self.on_step(CommitStep.LOCALLY_COMMITTED)
         if self._tables is not None:
             self._tables.committed()
-        if self._has_timers:
+        if self.has_timers:
             self.txn.timers.committed()
             if self._windows is not None:
                 self._windows.committed()
@@ -371,7 +372,7 @@ class MessageConsumer:
         txn = self.txn
         txn.envelope = None
         txn.now = self._wall_clock()
-        if self._has_timers:
+        if self.has_timers:
             txn.timers.begin(txn.now)
         txn.is_open = True
 
@@ -425,6 +426,25 @@ class MessageConsumer:
         self._tables.put(table, message)
 
     # ----------------------------------------------------------------- timers
+
+    def open_expiry(self, store: ExpiringStore) -> None:
+        """Let entries of the store expire, which was just restored.
+
+        Raises:
+            ShardStoreError: the store failed.
+        """
+        self.has_timers |= store.open_expiry(self._set_expiry)
+
+    def _set_expiry(self, entry: bytes, after_s: float | None) -> None:
+        """Set the time to live of an entry: the first one has the shard look for timers."""
+        timers = self.txn.timers
+        if not self.has_timers:
+            self.has_timers = True
+            self.restore_timers()
+            timers.begin(self.txn.now)
+            if self._undoes:
+                timers.begin_record()
+        timers.set_expiry(entry, after_s)
 
     def restore_timers(self) -> None:
         """Read the timers of the store, which was just restored, as event time was.
@@ -555,13 +575,15 @@ class MessageConsumer:
         if self.fired_count % FULL_CHECK_COUNT == 0 and self.is_full:
             raise FullError
 
-    def _due(self, timer: Timer | WindowTimer) -> Due | None:
+    def _due(self, timer: Timer | WindowTimer | ExpiryTimer) -> Due | None:
         """Return the hook of a timer that fires; None if it has none to call."""
         self._first = None  # the transaction is not empty
         self.fired_count += 1
         application = self.application
         if isinstance(timer, Timer):
             return Due("on_timer", application.on_timer, timer)
+        if isinstance(timer, ExpiryTimer):
+            return Due("the end", _end_entry, timer)
         assert self._windows is not None, "timers of windows wait for an application with windows"
         window = self._windows.take(timer)
         if window is None:
@@ -729,6 +751,10 @@ class MessageConsumer:
             except BaseException as error:
                 raise timer_failed(due, error) from error
             self.check_full()
+
+
+def _end_entry(txn: Transaction[Any], timer: ExpiryTimer) -> None:
+    txn.store.end_entry(timer.entry)
 
 
 def timer_failed(due: Due, error: BaseException) -> HookFailedError:

@@ -38,7 +38,7 @@ from gazette_sdk.errors import (
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.protocol.labels import TABLE
 from gazette_sdk.shard.application.application import Application
-from gazette_sdk.shard.stores.base import TimerStore
+from gazette_sdk.shard.stores.base import ExpiringStore, TimerStore
 from gazette_sdk.shard.transaction.async_consume import AsyncConsumer
 from gazette_sdk.shard.transaction.consume import Counts, MessageConsumer, OnStep, PreparedCommit
 from gazette_sdk.shard.transaction.event_time import EventTime
@@ -318,7 +318,9 @@ class Runner:
             self._txn.times.restore(checkpoint.times)
         if self._txn.all_tables is not None:
             await self._on_worker(self._txn.all_tables.restore)
-        if self._application.has_timers:
+        if isinstance(self.store, ExpiringStore):
+            await self._on_worker(self._consumer.open_expiry, self.store)
+        if self._consumer.has_timers:
             await self._on_worker(self._consumer.restore_timers)
             waits = self._txn.timers.has_left_out
         else:

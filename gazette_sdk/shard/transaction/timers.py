@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from gazette_sdk.errors import ConfigurationError, DecodeError, ShardStoreError, ValidationError
 from gazette_sdk.shard.stores.base import (
+    EXPIRY_TAG,
     TIMER_KEY_BYTES_MAX,
     UNCOMMITTED_PUTS_MAX,
     TimerRow,
@@ -80,6 +81,16 @@ class WindowTimer(NamedTuple):
     row: bytes
     closes: bool
     due_us: int
+
+
+class ExpiryTimer(NamedTuple):
+    """Timer that ends the time to live of an entry of the store.
+
+    Attributes:
+        entry: the entry, as the store has named it.
+    """
+
+    entry: bytes
 
 
 class _Window:
@@ -231,9 +242,7 @@ class Timers:
             raise ValidationError("a timer of event time has no after_s=; pass at=")
         else:
             due_us = self._now_us + microseconds(after_s, _TIME)
-        if due_us >= TIME_END_S * SECOND_US:
-            raise ValidationError("a timer is set for the year 10,000 or later; use seconds")
-        self._change(key, clock, due_us)
+        self._change(key, clock, _checked(due_us))
 
     def cancel(self, key: TimerKey, *, clock: ClockName = "processing") -> None:
         """Remove the timer of a key and clock, if there is one.
@@ -292,6 +301,32 @@ class Timers:
     def is_full(self) -> bool:
         """The open transaction has changed ``UNCOMMITTED_PUTS_MAX`` timers."""
         return len(self._changes) >= UNCOMMITTED_PUTS_MAX
+
+    def set_expiry(self, entry: bytes, after_s: float | None) -> None:
+        """Set the timer that ends the time to live of an entry of the store.
+
+        Args:
+            entry: the entry, as the store names it.
+            after_s: seconds from the begin of the transaction; None to remove it.
+
+        Raises:
+            ValidationError: the time cannot be used, or the entry's key is too long.
+            ClosedError: no transaction is open.
+        """
+        self._check_open()
+        encoded = EXPIRY_TAG + entry
+        is_too_long = len(encoded) >= TIMER_KEY_BYTES_MAX
+        if after_s is None:
+            if not is_too_long:
+                self._put(encoded, None)
+            return
+        due_us = _checked(self._now_us + microseconds(after_s, "a time to live"))
+        if is_too_long:
+            raise ValidationError(
+                f"a key of {len(entry)} bytes cannot expire, with the name of its family; use one"
+                f" of less than {TIMER_KEY_BYTES_MAX - 1} bytes"
+            )
+        self._put(encoded, due_us)
 
     def set_closing(self, row: bytes, due_us: int | None) -> None:
         """Set the timer that closes a window.
@@ -356,7 +391,7 @@ class Timers:
         """
         self._now_us = round(now * SECOND_US)
 
-    def next_due(self) -> Timer | WindowTimer | None:
+    def next_due(self) -> Timer | WindowTimer | ExpiryTimer | None:
         """Return the next timer that was due when the transaction began, and remove it.
 
         Raises:
@@ -364,7 +399,7 @@ class Timers:
         """
         return self._take(self._processing, self._now_us)
 
-    def next_of_event_time(self, watermark_us: int) -> Timer | WindowTimer | None:
+    def next_of_event_time(self, watermark_us: int) -> Timer | WindowTimer | ExpiryTimer | None:
         """Return the next timer of event time that is due, and remove it.
 
         Args:
@@ -375,12 +410,14 @@ class Timers:
         """
         return self._take(self._event, watermark_us + EVENT_US)
 
-    def _take(self, window: _Window, now_us: int) -> Timer | WindowTimer | None:
+    def _take(self, window: _Window, now_us: int) -> Timer | WindowTimer | ExpiryTimer | None:
         row = window.nearest()
         if row is None or row.due_us > now_us:
             return None
         window.remove(row.key)
         self._changes[row.key] = None
+        if row.key.startswith(EXPIRY_TAG):
+            return ExpiryTimer(row.key[1:])
         if row.key.startswith(_WINDOW_TAGS):
             closes = window is self._event
             return WindowTimer(row.key[1:], closes, row.due_us - EVENT_US * closes)
@@ -468,6 +505,17 @@ class Timers:
 
 
 _TIME = "a timer's time"
+
+
+def _checked(due_us: int) -> int:
+    """Return a time, which is to be before the year 10,000.
+
+    Raises:
+        ValidationError: it is not.
+    """
+    if due_us >= TIME_END_S * SECOND_US:
+        raise ValidationError("a timer is set for the year 10,000 or later; use seconds")
+    return due_us
 
 
 def _row(item: tuple[bytes, int | None]) -> TimerRow:
