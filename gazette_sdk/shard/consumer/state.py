@@ -26,7 +26,7 @@ from gazette_sdk.shard.stores.json_store import JsonStore
 from gazette_sdk.shard.stores.sqlite_store import SqliteStore
 from gazette_sdk.shard.transaction import tables
 from gazette_sdk.shard.transaction.event_time import SECOND_US
-from gazette_sdk.shard.transaction.timers import Timer, timer_of_row
+from gazette_sdk.shard.transaction.timers import ExpiryTimer, Timer, timer_of_row
 from gazette_sdk.shard.transaction.windows import window_of_row, window_rows
 
 LIMIT = 100
@@ -193,6 +193,10 @@ def _timers(
         timer = timer_of_row(row)
         if isinstance(timer, Timer):
             yield Entry(timer.clock, timer.key, _time_text(round(timer.at * SECOND_US)))
+        elif isinstance(timer, ExpiryTimer):
+            family, _, key = timer.entry.partition(b"\x00")
+            name = f"end of a key of {family.decode(errors='replace')}"
+            yield Entry(name, shown_key(key), _time_text(row.due_us))
         else:
             name = "end of a window" if timer.closes else "update of a window"
             yield Entry(name, shown_key(timer.row), _time_text(timer.due_us))

@@ -416,15 +416,7 @@ class Timers:
             return None
         window.remove(row.key)
         self._changes[row.key] = None
-        if row.key.startswith(EXPIRY_TAG):
-            return ExpiryTimer(row.key[1:])
-        if row.key.startswith(_WINDOW_TAGS):
-            closes = window is self._event
-            return WindowTimer(row.key[1:], closes, row.due_us - EVENT_US * closes)
-        if window is self._event:
-            at = (row.due_us - EVENT_US) / SECOND_US
-            return Timer(any_key.decode(row.key[1:]), at, "event")
-        return Timer(any_key.decode(row.key), row.due_us / SECOND_US)
+        return timer_of_row(row)
 
     def begin_record(self) -> None:
         """Begin a record, whose changes may be undone."""
@@ -541,7 +533,7 @@ def _encode(key: TimerKey) -> bytes:
     return encoded
 
 
-def timer_of_row(row: TimerRow) -> Timer | WindowTimer:
+def timer_of_row(row: TimerRow) -> Timer | WindowTimer | ExpiryTimer:
     """Return the timer of a row of a store.
 
     Raises:
@@ -550,6 +542,8 @@ def timer_of_row(row: TimerRow) -> Timer | WindowTimer:
     due_us, key = row
     is_event = due_us >= EVENT_US
     due_us -= EVENT_US * is_event
+    if key.startswith(EXPIRY_TAG):
+        return ExpiryTimer(key[1:])
     if key.startswith(_WINDOW_TAGS):
         return WindowTimer(key[1:], key.startswith(_CLOSING_TAG), due_us)
     try:

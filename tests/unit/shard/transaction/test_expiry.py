@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from gazette_sdk import JsonMessage, shard
 from gazette_sdk.errors import ClosedError, ConfigurationError, ValidationError
 from gazette_sdk.message.checkpoint import Checkpoint
+from gazette_sdk.protocol import consumer_pb2 as cpb
+from gazette_sdk.shard.consumer.state import read_state
 from gazette_sdk.shard.transaction import consume as consume_module
 from gazette_sdk.shard.transaction import timers as timers_module
 from gazette_sdk.shard.transaction.failure import HandlerFailedError
@@ -256,4 +258,20 @@ def test_entries_end_at_their_times_whatever_is_aborted(tmp_path_factory, steps)
         world.check()
         kept = world.store.timers_after(None, 100)
         assert len(kept) == sum(end < math.inf for _, end in world.committed.values())
+    world.store.destroy()
+
+
+def test_ends_of_entries_are_shown_among_the_timers_of_a_shard(tmp_path):
+    world = World(tmp_path)
+    world.begin()
+    for key in ("ada", ("bo", 1)):
+        world.change("put", key, 7)
+        world.change("expire", key, 60)
+    world.commit()
+    with world.store.committed() as view:
+        entries = read_state(view, cpb.StateRequest(what="timers")).entries
+    assert [(each.place, each.key) for each in entries] == [
+        ("end of a key of default", '"ada"'),
+        ("end of a key of more", '["bo",1]'),
+    ]
     world.store.destroy()
