@@ -156,6 +156,22 @@ class FixedToken:
         return _SCHEME + self.token
 
 
+def may_be_limited(authorizer: Authorizer | None) -> bool:
+    """Return True if calls may have a token with a selector, which listings then apply.
+
+    A token that signs for each call allows what the call asks for. One that cannot be read, and an
+    authorizer of another class, may have any selector.
+    """
+    if not isinstance(authorizer, FixedToken):
+        return not (authorizer is None or isinstance(authorizer, Authority | AllowAll))
+    try:
+        payload = authorizer.token.split(".")[1]
+        claims = _parse_payload(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+    except (IndexError, ValueError, UnauthenticatedError):
+        return True
+    return not claims.claims.allows_every_journal
+
+
 # ---------------------------------------------------------------- servers
 
 

@@ -132,6 +132,7 @@ class FaultyTransport(Transport):
     ) -> None:
         self.injected: deque[InjectedCallFault] = deque(maxlen=INJECTED_MAX)
         self.knows_routes = transport.knows_routes
+        self.may_hide_journals = transport.may_hide_journals
         self._transport = transport
         self._faults = faults
         self._chance = Chance(seed)

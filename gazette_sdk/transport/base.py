@@ -182,10 +182,13 @@ class Transport(AsyncClosable):
             forbid brokers to proxy, and open stored fragments itself.
         file_root: local directory which stands for the root of brokers' ``file://`` stores; None
             where readers cannot open their files.
+        may_hide_journals: listings may leave out journals that exist, as a token does not allow
+            them.
     """
 
     knows_routes: bool = False
     file_root: Path | None = None
+    may_hide_journals: bool = False
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:

@@ -24,7 +24,13 @@ from google.protobuf.message import Message
 from gazette_sdk.errors import ConfigurationError, UnavailableError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import rules as rpc
-from gazette_sdk.protocol.authorization import Authorizer, FixedToken, authority_for, claims_for
+from gazette_sdk.protocol.authorization import (
+    Authorizer,
+    FixedToken,
+    authority_for,
+    claims_for,
+    may_be_limited,
+)
 from gazette_sdk.protocol.names import is_local, is_tls, strip_meta
 from gazette_sdk.protocol.rules import RPCS_BY_NAME, Rpc
 from gazette_sdk.transport.base import AppendRoute, Transport
@@ -665,6 +671,7 @@ class RoutedTransport(Transport):
             authorizer = authority_for(auth_keys)
         elif authorizer is None and auth_token:
             authorizer = FixedToken(auth_token)
+        self.may_hide_journals = may_be_limited(authorizer)
         self.routes = RouteCache(cache_size, cache_ttl_s)
         self.router = Router(
             address,

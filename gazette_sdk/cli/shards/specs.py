@@ -59,8 +59,8 @@ from gazette_sdk.retries import pause
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.application.generator import (
     Existing,
+    KnownShard,
     ShardGenerator,
-    existing_shards,
     generated,
     list_topics,
 )
@@ -261,7 +261,7 @@ async def run_generate(invocation: Invocation) -> None:
                 raise wanted.faults[0]
             return
         generator = ShardGenerator(
-            application, transport, selectors, existing=shards.existing, create=shards.create
+            application, transport, selectors, existing=shards.existing, apply=shards.apply
         )
         if settings.watch:
             await generator.run()
@@ -314,19 +314,19 @@ class _Shards:
         self._form = form
 
     async def existing(self) -> Existing:
-        """Return all shards, with the journals that they read."""
-        return existing_shards(shard.spec for shard in (await self._client.list()).shards)
+        """Return all shards."""
+        listed = (await self._client.list()).shards
+        return {each.spec.id: KnownShard(each.spec, each.mod_revision) for each in listed}
 
-    async def create(self, specs: Sequence[cpb.ShardSpec]) -> None:
-        """Create shards, and show them."""
-        changes = [cpb.ApplyRequest.Change(upsert=spec) for spec in specs]
+    async def apply(self, changes: Sequence[cpb.ApplyRequest.Change]) -> None:
+        """Apply changes of shards, and show them."""
         try:
             await self._client.apply(cpb.ApplyRequest(changes=changes))
         except ShardStatusError as error:
             if error.code == cpb.ETCD_TRANSACTION_FAILED:
                 raise EtcdTransactionFailedError from error
             raise
-        rows = [(spec.id, recovery_log(spec)) for spec in specs]
+        rows = [(change.upsert.id, recovery_log(change.upsert)) for change in changes]
         if self._form == "table":
             write_table(["Shard", "Recovery Log", "Outcome"], ([*row, "created"] for row in rows))
         else:

@@ -4,11 +4,15 @@ Shards and recovery logs follow from the journals that an application reads (:fu
 pure). Each journal has one shard, or the partitions of one number of several topics have. It is
 named by the application and its first journal, and has a recovery log with the replication and
 stores of that journal. A journal that a shard of another name reads, such as one of a manifest, has
-its shard. Nothing is changed that exists, and a journal that disappears deletes nothing.
+its shard. Nothing is changed that exists.
 
 The :class:`ShardGenerator` creates the shards of new source journals. It runs in every process of
 the application, and works in the one that leads; and in ``gazctl shards generate``. Two that work
 at a time are harmless: shards and logs are created only where there are none.
+
+In a process it also deletes shards that it has made, once their source journals were deleted. That
+must be certain (:class:`DeletedSources`): a listing may be empty, old, of another cluster, or
+without what a token hides.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -39,8 +44,14 @@ from gazette_sdk.protocol.labels import (
     format_selector,
     label_set,
     topic_hint,
+    value_of,
 )
-from gazette_sdk.protocol.shard_spec import recovery_log, validate_shard_spec
+from gazette_sdk.protocol.names import strip_meta
+from gazette_sdk.protocol.shard_spec import (
+    recovery_log,
+    source_journals,
+    validate_shard_spec,
+)
 from gazette_sdk.retries import Outage, pause
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.application.sources import (
@@ -68,8 +79,22 @@ HINT_BACKUPS = 2
 _ESCAPES = str.maketrans({"+": "+2B", "=": "+3D", "%": "+25"})
 
 
-Existing: TypeAlias = Collection[str] | Mapping[str, Collection[str]]
-"""Ids of the shards that exist; a mapping has the journals that each of them reads."""
+class KnownShard(NamedTuple):
+    """Shard that exists.
+
+    Attributes:
+        spec: its spec, which is not changed.
+        mod_revision: revision of Etcd of that spec.
+    """
+
+    spec: cpb.ShardSpec
+    mod_revision: int
+
+
+Existing: TypeAlias = Mapping[str, KnownShard]
+"""Shards that exist, by their ids."""
+
+NONE_EXIST: Existing = {}
 
 
 class Generated(NamedTuple):
@@ -112,15 +137,10 @@ async def list_topics(
     ]
 
 
-def existing_shards(specs: Iterable[cpb.ShardSpec]) -> Mapping[str, Collection[str]]:
-    """Return the source journals of shards, by the ids of the shards."""
-    return {spec.id: {source.journal for source in spec.sources} for spec in specs}
-
-
 def generated(
     application: Application[Any, Any],
     listings: Sequence[Iterable[pb.JournalSpec]],
-    existing: Existing = (),
+    existing: Existing = NONE_EXIST,
 ) -> Generated:
     """Return the shards that journals want and that do not exist, with their recovery logs.
 
@@ -131,9 +151,9 @@ def generated(
     """
     name = application.full_name
     found = Generated([], [], [], [])
-    readers: dict[str, str] = {}
-    if isinstance(existing, Mapping):
-        readers = {each: shard for shard, journals in existing.items() for each in journals}
+    readers = {
+        source.journal: shard for shard, known in existing.items() for source in known.spec.sources
+    }
     groups, fault = group_journals(application.all_sources, listings)
     if fault is not None:
         found.faults.append(fault)
@@ -144,7 +164,7 @@ def generated(
         shard = shard_id(name, journals[0])
         reader = next((readers[each] for each in journals if each in readers), shard)
         if reader in existing:
-            read = existing[reader] if isinstance(existing, Mapping) else journals
+            read = {source.journal for source in existing[reader].spec.sources}
             if unread := [each for each in journals if each not in read]:
                 found.faults.append(_other_partitions(reader, read, journals))
                 found.unread.extend(each for each in unread if each not in readers)
@@ -216,11 +236,119 @@ def _recovery_log(shard: cpb.ShardSpec, source: pb.JournalSpec) -> pb.JournalSpe
 
 _log = logging.getLogger(__name__)
 
-CreateShards = Callable[[Sequence[cpb.ShardSpec]], Awaitable[None]]
-"""Function that creates shards in one transaction, each only if there is none of its id."""
+ApplyShards: TypeAlias = Callable[[Sequence[cpb.ApplyRequest.Change]], Awaitable[None]]
+"""Function that applies changes of shards in one transaction, each under its expected revision."""
 
-CREATED_AT_ONCE = 50
-"""Shards that are created in one transaction of Etcd."""
+CHANGED_AT_ONCE = 25
+"""Shards that are changed in one transaction of Etcd: each deletion has keys of hints, too."""
+
+DELETION_GRACE_S = 30.0
+"""Time for which the sources of a shard must be missing before it is deleted."""
+
+
+class DeletedSources:
+    """Sources of an application's shards that were deleted.
+
+    A shard that the generator has made is to be deleted once all of its sources are missing, for
+    `DELETION_GRACE_S`: from listings of their names that succeeded, at the begin and at the end of
+    that time. Each must have shown a journal that the shard cannot be without, its recovery log,
+    or, of one without a log, another source of the application. So it is no listing of another or
+    an empty cluster, and no part of one. While tokens may hide journals, nothing is deleted.
+
+    Args:
+        application: name of the application.
+        transport: transport to the journals.
+        clock: returns monotonic seconds.
+
+    Attributes:
+        faults: errors of shards some of whose sources are missing; of the last look.
+    """
+
+    def __init__(
+        self,
+        application: str,
+        transport: Transport,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._application = application
+        self._transport = transport
+        self._clock = clock
+        self._missing_since: dict[str, float] = {}
+        self.faults: Sequence[GazetteError] = ()
+
+    async def look(
+        self, listings: Sequence[Sequence[pb.JournalSpec]], existing: Existing
+    ) -> list[KnownShard]:
+        """Return the shards that are to be deleted.
+
+        Args:
+            listings: specs of the journals of each selector of the application's sources.
+            existing: shards that exist.
+
+        Raises:
+            GazetteError: the journals cannot be listed. What was found before is as it was.
+        """
+        listed = {journal.name for listing in listings for journal in listing}
+        unlisted = {
+            shard: known
+            for shard, known in existing.items()
+            if not all(strip_meta(source.journal) in listed for source in known.spec.sources)
+            and self._has_made(known.spec)
+        }
+        names = {name for known in unlisted.values() for name in source_journals(known.spec)}
+        names |= {recovery_log(known.spec) for known in unlisted.values()} - {""}
+        others = sorted(listed - names)[:1]
+        found = await list_named(self._transport, [*sorted(names), *others])
+        ended, faults = list[KnownShard](), list[GazetteError]()
+        since, now = self._missing_since, self._clock()
+        self._missing_since = {}
+        for shard, known in unlisted.items():
+            journals = source_journals(known.spec)
+            missing = [each for each in journals if each not in found]
+            if not missing:
+                continue  # the journal has other labels, and is read on
+            log = recovery_log(known.spec)
+            if len(missing) < len(journals):
+                faults.append(_source_missing(shard, missing))
+            elif self._transport.may_hide_journals or not (log in found if log else found):
+                faults.append(_source_hidden(shard, missing, log))
+            else:
+                begin = self._missing_since[shard] = since.get(shard, now)
+                if now - begin >= DELETION_GRACE_S:
+                    ended.append(known)
+        self.faults = faults
+        return ended
+
+    @property
+    def waits(self) -> bool:
+        """A shard is to be deleted if its sources stay missing."""
+        return bool(self._missing_since)
+
+    def _has_made(self, spec: cpb.ShardSpec) -> bool:
+        """Return True if the generator has made a shard: by its label and its id."""
+        return value_of(spec.labels, MANAGED_BY) == self._application and any(
+            spec.id == shard_id(self._application, source.journal) for source in spec.sources
+        )
+
+
+def _source_missing(shard: str, journals: Sequence[str]) -> ConfigurationError:
+    return ConfigurationError(
+        f"the shard {shard} reads {shown(journals)}, which does not exist any more, and other"
+        " journals, which do: it is not deleted. Create what is missing and read it by `gazctl"
+        f" shards reset -l id={shard} --to begin`, or delete the other journals, too: the shard"
+        " ends then"
+    )
+
+
+def _source_hidden(shard: str, journals: Sequence[str], log: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the shard {shard} reads {shown(journals)}, which brokers do not list any more. It is not"
+        " deleted, as they may hide it: "
+        + (f"they do not list {log} either, or " if log else "they list no other source, or ")
+        + "the token of this process has a selector. Check the address and the token; or delete"
+        f" the shard by `gazctl shards delete -l id={shard}`"
+    )
 
 
 class ShardGenerator:
@@ -230,14 +358,16 @@ class ShardGenerator:
         application: the application.
         transport: transport to the journals.
         selectors: selectors of its source journals; none if it has none that are known.
-        existing: returns the shards that exist, with the journals that they read.
-        create: creates shards. It raises :class:`EtcdTransactionFailedError` if one exists.
+        existing: returns the shards that exist.
+        apply: applies changes of shards. It raises :class:`EtcdTransactionFailedError` if one is
+            not as expected.
+        deletes: delete shards that it has made, once their sources were deleted.
         leads: returns True while this process is to create shards; by default always.
         until_changed: waits until `leads` or `existing` may return something else; by default
             that is seldom, and looked at when journals change.
 
     Attributes:
-        faults: errors because of which partitions are not read; of the last look.
+        faults: errors because of which journals are not read; of the last look.
     """
 
     def __init__(
@@ -247,7 +377,8 @@ class ShardGenerator:
         selectors: Sequence[pb.LabelSelector],
         *,
         existing: Callable[[], Awaitable[Existing]],
-        create: CreateShards,
+        apply: ApplyShards,
+        deletes: bool = False,
         leads: Callable[[], bool] = lambda: True,
         until_changed: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
@@ -255,10 +386,11 @@ class ShardGenerator:
         self._transport = transport
         self._selectors = selectors
         self.faults: Sequence[GazetteError] = ()
+        self._deleted = DeletedSources(application.full_name, transport) if deletes else None
         self._unread = UnreadMetric()
         self._warned: set[int] = set()
         self._existing = existing
-        self._create = create
+        self._apply = apply
         self._leads = leads
         self._until_changed = until_changed
         self._outage = Outage(_log, f"creation of shards of {application.full_name}")
@@ -310,21 +442,65 @@ class ShardGenerator:
                     wake.set()
 
     async def _keep_up(self, listings: Sequence[Sequence[pb.JournalSpec]]) -> bool:
-        """Create what is missing, while this process leads; return False to try again."""
-        if not self._leads():
-            self._unread.note({})
-            if isinstance(self._application.all_sources, JoinedTopics):
-                await self._wanted(listings)  # any process may be asked for the errors
-            return True
-        self._warn_without_journals(listings)
+        """Create and delete what is to be, while this process leads; return False to try again."""
+        leads = self._leads()
         try:
+            ended = await self._look_for_deleted(listings)
+            if not leads:
+                self._unread.note({})
+                if isinstance(self._application.all_sources, JoinedTopics):
+                    await self._wanted(listings)  # any process may be asked for the errors
+                return True
+            self._warn_without_journals(listings)
+            await self._delete(ended)
             await self.generate(listings)
+            if self._deleted is not None and self._deleted.faults:
+                raise self._deleted.faults[0]
         except GazetteError as error:
-            if not isinstance(error, EtcdTransactionFailedError):
+            if leads and not isinstance(error, EtcdTransactionFailedError):
                 self._outage.failed(error)
             return False
         self._outage.ended()
-        return True
+        return self._deleted is None or not self._deleted.waits
+
+    async def _look_for_deleted(
+        self, listings: Sequence[Sequence[pb.JournalSpec]]
+    ) -> Sequence[KnownShard]:
+        """Return the shards whose sources were deleted, and note those that miss some."""
+        if self._deleted is None:
+            return []
+        ended = await self._deleted.look(listings, await self._existing())
+        self.faults = [*self._deleted.faults]
+        return ended
+
+    async def _delete(self, ended: Sequence[KnownShard]) -> None:
+        """Delete shards whose sources were deleted, with their hints.
+
+        Raises:
+            EtcdTransactionFailedError: one was changed meanwhile; look again.
+            GazetteError: the deletion failed.
+        """
+        for begin in range(0, len(ended), CHANGED_AT_ONCE):
+            some = ended[begin : begin + CHANGED_AT_ONCE]
+            await self._apply(
+                [
+                    cpb.ApplyRequest.Change(
+                        delete=spec.id, expect_mod_revision=revision, delete_hints=True
+                    )
+                    for spec, revision in some
+                ]
+            )
+            for spec, _ in some:
+                log = recovery_log(spec)
+                _log.warning(
+                    "deleted the shard %s, as %s was deleted, which it read%s",
+                    spec.id,
+                    shown(source_journals(spec)),
+                    log
+                    and f". Its recovery log {log} is kept: a shard of a new journal of that name"
+                    f" would continue with it. Delete it by `gazctl journals delete {log}"
+                    " --with-fragments`",
+                )
 
     def _warn_without_journals(self, listings: Sequence[Sequence[pb.JournalSpec]]) -> None:
         """Warn of selectors that match no journal, once of each."""
@@ -360,8 +536,9 @@ class ShardGenerator:
             if log.name not in logs
         ]
         await apply_in_transactions(self._transport, changes)
-        for begin in range(0, len(wanted.shards), CREATED_AT_ONCE):
-            await self._create(wanted.shards[begin : begin + CREATED_AT_ONCE])
+        for begin in range(0, len(wanted.shards), CHANGED_AT_ONCE):
+            some = wanted.shards[begin : begin + CHANGED_AT_ONCE]
+            await self._apply([cpb.ApplyRequest.Change(upsert=spec) for spec in some])
         self._unread.note({name: await self._head(name) for name in wanted.unread})
         if wanted.faults:
             raise wanted.faults[0]
@@ -370,7 +547,8 @@ class ShardGenerator:
         """Return what is missing, and note why partitions cannot be joined."""
         wanted = generated(self._application, listings, await self._existing())
         if isinstance(self._application.all_sources, JoinedTopics):
-            self.faults = wanted.faults
+            missing = [] if self._deleted is None else self._deleted.faults
+            self.faults = [*missing, *wanted.faults]
         return wanted
 
     async def _head(self, journal: str) -> int:

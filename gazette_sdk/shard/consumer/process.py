@@ -23,7 +23,6 @@ from typing import Any, ClassVar
 
 from gazette_sdk.cluster.allocator.state import leader_of
 from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace, ShardAllocation, is_consistent
-from gazette_sdk.cluster.items import ItemChange, apply_items
 from gazette_sdk.cluster.membership import MemberProcess
 from gazette_sdk.cluster.verification import Neighbours, Verifier, dial, hold
 from gazette_sdk.errors import ConfigurationError, EtcdTransactionFailedError, GazetteError
@@ -39,8 +38,8 @@ from gazette_sdk.server.grpc_server import Method
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.application.generator import (
     Existing,
+    KnownShard,
     ShardGenerator,
-    existing_shards,
     generated,
     list_topics,
 )
@@ -50,7 +49,7 @@ from gazette_sdk.shard.consumer.config import ConsumerConfig
 from gazette_sdk.shard.consumer.endpoints import EndpointCalls, HttpEndpoints, Queries
 from gazette_sdk.shard.consumer.hints import load_hints
 from gazette_sdk.shard.consumer.resolver import ShardResolver
-from gazette_sdk.shard.consumer.service import ShardService, application_methods
+from gazette_sdk.shard.consumer.service import ShardService, application_methods, apply_shards
 from gazette_sdk.shard.consumer.shard import LocalShard, ShardParts
 from gazette_sdk.shard.consumer.state import STATE
 from gazette_sdk.shard.recovery.prune import LogPruning, ShardHints
@@ -232,7 +231,8 @@ class Consumer:
             self._transport,
             selectors_of(self.application.all_sources),
             existing=self._existing,
-            create=self._create,
+            apply=self._apply,
+            deletes=True,
             leads=self._leads,
             until_changed=self.keyspace.wait_for_update,
         )
@@ -333,7 +333,9 @@ class Consumer:
         return found
 
     async def _existing(self) -> Existing:
-        return existing_shards(item.value for item in self.keyspace.items())
+        return {
+            item.id: KnownShard(item.value, item.mod_revision) for item in self.keyspace.items()
+        }
 
     async def _shard_templates(self, journals: Collection[str]) -> Mapping[str, cpb.ShardSpec]:
         """Return, by journal, the shards that the application gives to journals of its sources."""
@@ -350,19 +352,20 @@ class Consumer:
         shards = generated(self.application, listings).shards
         return {source.journal: spec for spec in shards for source in spec.sources}
 
-    async def _create(self, specs: Sequence[cpb.ShardSpec]) -> None:
-        """Create shards, each only if there is none of its id.
+    async def _apply(self, changes: Sequence[cpb.ApplyRequest.Change]) -> None:
+        """Apply changes of shards.
 
         Raises:
-            EtcdTransactionFailedError: another process created one meanwhile.
+            EtcdTransactionFailedError: another process changed one meanwhile.
             EtcdError: Etcd failed.
         """
         assert self._member.etcd is not None
-        changes = [ItemChange(spec.id, 0, complete(spec).SerializeToString()) for spec in specs]
-        applied = await apply_items(self._member.etcd, self.keyspace, changes)
+        applied = await apply_shards(self._member.etcd, self.keyspace, changes)
         if not applied.succeeded:
             raise EtcdTransactionFailedError
-        _log.info("created shards", extra={"shards": [change.item for change in changes]})
+        created = [each.upsert.id for each in changes if not each.expect_mod_revision]
+        if created:
+            _log.info("created shards", extra={"shards": created})
 
     # ------------------------------------------------------------------ end
 

@@ -26,7 +26,7 @@ from google.protobuf.message import Message
 from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace, ShardAssignment, ShardEntry
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import Compare, Delete, Put
-from gazette_sdk.cluster.items import ItemChange, apply_items
+from gazette_sdk.cluster.items import AppliedItems, ItemChange, apply_items
 from gazette_sdk.errors import (
     CallError,
     ConfigurationError,
@@ -191,6 +191,46 @@ def _beyond(shard: str, name: str, value: str) -> UnauthenticatedError:
     )
 
 
+async def apply_shards(
+    etcd: Etcd,
+    keyspace: ConsumerKeySpace,
+    changes: Sequence[cpb.ApplyRequest.Change],
+    *,
+    compares: Iterable[Compare] = (),
+) -> AppliedItems:
+    """Create, change and delete shards, with their hints, in one transaction.
+
+    Args:
+        etcd: the client.
+        keyspace: the mirror.
+        changes: valid changes.
+        compares: further conditions.
+
+    Raises:
+        EtcdError: Etcd failed, or refused.
+    """
+    items = [
+        ItemChange(
+            change.delete or change.upsert.id,
+            change.expect_mod_revision,
+            None if change.delete else complete(change.upsert).SerializeToString(),
+        )
+        for change in changes
+    ]
+    written = [
+        Put(primary_hint_key(change.upsert).encode(), fsm_hints.to_json(change.primary_hints))
+        for change in changes
+        if change.HasField("primary_hints")
+    ]
+    removed = [
+        Delete(key.encode())
+        for change in changes
+        if change.delete_hints and (known := keyspace.item(change.delete)) is not None
+        for key in hint_keys(known.value)
+    ]
+    return await apply_items(etcd, keyspace, items, compares=compares, others=[*written, *removed])
+
+
 SLICE_SHARDS = 25
 """Number of shards that are listed before other tasks of the event loop run."""
 
@@ -320,34 +360,8 @@ class ShardService:
                 fsm_hints.validate(change.primary_hints, recovery_log(change.upsert))
         async with self._authorization.bound(claims, call):
             compares = await self._admit(claims, request.changes)
-            applied = await apply_items(
-                self._etcd,
-                self._keyspace,
-                [
-                    ItemChange(
-                        change.delete or change.upsert.id,
-                        change.expect_mod_revision,
-                        None if change.delete else complete(change.upsert).SerializeToString(),
-                    )
-                    for change in request.changes
-                ],
-                compares=compares,
-                others=[
-                    *(
-                        Put(
-                            primary_hint_key(change.upsert).encode(),
-                            fsm_hints.to_json(change.primary_hints),
-                        )
-                        for change in request.changes
-                        if change.HasField("primary_hints")
-                    ),
-                    *(
-                        Delete(key.encode())
-                        for change in request.changes
-                        if change.delete_hints and (known := self._spec(change.delete)) is not None
-                        for key in hint_keys(known)
-                    ),
-                ],
+            applied = await apply_shards(
+                self._etcd, self._keyspace, request.changes, compares=compares
             )
         response = cpb.ApplyResponse(header=self._header())
         if not applied.succeeded:

@@ -13,7 +13,12 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
-from gazette_sdk.errors import ConfigurationError, GazetteError
+from gazette_sdk.errors import (
+    CheckpointMismatchError,
+    ConfigurationError,
+    GazetteError,
+    JournalNotFoundError,
+)
 from gazette_sdk.message.batch_reader import BatchReader, JournalDecoder, journal_decoder
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.delivery import HORIZON_S, RING_BYTES_MAX, ListDelivery
@@ -49,6 +54,7 @@ class Input:
         acknowledgements: return acknowledgements of committed messages, too.
         ring_size: number of messages of open transactions that are kept in memory.
         follows: read on at the write heads; else reading ends there.
+        shard: id of the shard, for errors; empty for none.
 
     Attributes:
         on_undecodable: called by :meth:`poll` with the error of content that is no message, once
@@ -70,6 +76,7 @@ class Input:
         acknowledgements: bool = False,
         ring_size: int = RING_SIZE,
         follows: bool = True,
+        shard: str = "",
     ) -> None:
         if not sources:
             raise ConfigurationError(
@@ -78,6 +85,7 @@ class Input:
         for journal in sources:
             validate_journal(journal)
         self._transport = transport
+        self._shard = shard
         offsets = {
             journal: max(least, checkpoint.offsets.get(journal, 0))
             for journal, least in sources.items()
@@ -139,12 +147,17 @@ class Input:
             GazetteError: a source cannot be read or decoded. Every later call raises it, too.
         """
         self._has_passed_over = False
-        while (batch := self._reader.poll()) is not None:
-            if batch:
-                assert isinstance(batch, list), "a ListDelivery returns lists"
-                return batch
-            if self._has_passed_over:
-                return []
+        try:
+            while (batch := self._reader.poll()) is not None:
+                if batch:
+                    assert isinstance(batch, list), "a ListDelivery returns lists"
+                    return batch
+                if self._has_passed_over:
+                    return []
+        except (JournalNotFoundError, CheckpointMismatchError) as error:
+            if not self._shard:
+                raise
+            raise _source_gone(error, self._shard) from error
         self.is_read_through = self._reader.has_ended
         return None
 
@@ -192,6 +205,24 @@ class Input:
     async def aclose(self) -> None:
         """Stop reading."""
         await self._reader.aclose()
+
+
+def _source_gone(error: JournalNotFoundError | CheckpointMismatchError, shard: str) -> GazetteError:
+    """Return the error of a source that was deleted, or that was created again, for a shard."""
+    again = f"`gazctl shards reset -l id={shard} --to begin`, with --keep-state to keep its state"
+    if isinstance(error, CheckpointMismatchError):
+        return CheckpointMismatchError(
+            f"{error.journal}, a source of {shard}, was deleted and created again, and the shard's"
+            f" position is of the earlier journal: read it from its begin by {again}",
+            journal=error.journal,
+            offset=error.offset,
+        )
+    return JournalNotFoundError(
+        f"it is a source of {shard}, and was deleted, or this process may not read it: delete the"
+        f" shard by `gazctl shards delete -l id={shard}`; or create the journal, and read it by"
+        f" {again}",
+        journal=error.journal,
+    )
 
 
 def _decoders(message: MessageType) -> Callable[[Opened], JournalDecoder[Any]]:
@@ -246,6 +277,7 @@ class ShardInputs:
             acknowledgements=self._application.reads_acks,
             ring_size=spec.ring_buffer_size or RING_SIZE,
             follows=not reads_tables_first,
+            shard=spec.id,
         )
         if reads_tables_first:
             self._of_tables = opened

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gazette_sdk import Journals
-from gazette_sdk.shard.application.generator import ShardGenerator
+from gazette_sdk.shard.application.generator import KnownShard, ShardGenerator
 from gazette_sdk.shard.application.sources import selectors_of
 from gazette_sdk.transport.listing import list_journals
 from gazette_sdk.transport.loop import run
@@ -20,22 +20,22 @@ class Shards:
     """Shards that the generator created, and whether it is to create more."""
 
     def __init__(self):
-        self.ids = []
+        self.specs = {}
         self.leads = True
         self._created = asyncio.Condition()
         self._lead_changed = asyncio.Event()
 
     async def existing(self):
-        return self.ids
+        return {name: KnownShard(spec, 1) for name, spec in self.specs.items()}
 
-    async def create(self, specs):
+    async def apply(self, changes):
         async with self._created:
-            self.ids += [spec.id for spec in specs]
+            self.specs |= {each.upsert.id: each.upsert for each in changes}
             self._created.notify_all()
 
     async def wait_for(self, count):
         async with self._created:
-            await self._created.wait_for(lambda: len(self.ids) == count)
+            await self._created.wait_for(lambda: len(self.specs) == count)
 
     async def until_changed(self):
         await self._lead_changed.wait()
@@ -56,7 +56,7 @@ def test_a_partition_that_appears_gets_a_shard_and_a_log(cluster):
             transport,
             selectors_of(totals.sources),
             existing=shards.existing,
-            create=shards.create,
+            apply=shards.apply,
             leads=lambda: shards.leads,
             until_changed=shards.until_changed,
         )
@@ -74,10 +74,9 @@ def test_a_partition_that_appears_gets_a_shard_and_a_log(cluster):
             with pytest.raises(asyncio.CancelledError):
                 await running
         name = totals.full_name
-        assert shards.ids == [f"{name}/orders/part-{part:03}" for part in range(4)]
+        ids = list(shards.specs)
+        assert ids == [f"{name}/orders/part-{part:03}" for part in range(4)]
         logs = await list_journals(transport, "prefix=recovery/")
-        assert [log.spec.name for log in logs.journals] == [
-            f"recovery/{each}" for each in shards.ids
-        ]
+        assert [log.spec.name for log in logs.journals] == [f"recovery/{each}" for each in ids]
 
     run(scenario(), WAIT_S)

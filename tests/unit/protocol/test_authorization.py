@@ -19,10 +19,12 @@ from gazette_sdk.protocol.authorization import (
     authority_for,
     check_key_lengths,
     claims_for,
+    may_be_limited,
     parse_keys,
 )
-from gazette_sdk.protocol.labels import format_selector, parse_selector
+from gazette_sdk.protocol.labels import format_selector, journal_selector, parse_selector
 from gazette_sdk.protocol.rules import RPCS
+from gazette_sdk.transport.connect import connect
 from support.vectors import cases, normal, selector
 
 NOW = 1_800_000_000.0
@@ -290,3 +292,26 @@ def test_every_call_can_be_signed_for():
         assert 0 < claims_for(rpc.request_type()).capability < Capability.ALL
     with pytest.raises(TypeError):
         claims_for(pb.Fragment())
+
+
+@pytest.mark.parametrize(
+    ("authorizer", "limited"),
+    [
+        (None, False),
+        (AllowAll(), False),
+        (Authority(KEYS), False),
+        (FixedToken(Authority(KEYS).sign(2, pb.LabelSelector(), 60, 1000)), False),
+        (FixedToken(Authority(KEYS).sign(2, journal_selector("a/b"), 60, 1000)), True),
+        (FixedToken("opaque"), True),
+        (FixedToken("a.b?.c"), True),
+        (object(), True),
+    ],
+)
+def test_a_token_with_a_selector_may_hide_journals(authorizer, limited):
+    assert may_be_limited(authorizer) == limited
+
+
+def test_a_transport_says_whether_its_token_may_hide_journals():
+    token = Authority(KEYS).sign(2, journal_selector("a/b"), 60, NOW)
+    assert connect("https://broker:8080", auth_token=token).may_hide_journals
+    assert not connect("https://broker:8080", auth_keys=KEYS).may_hide_journals

@@ -17,17 +17,20 @@ from gazette_sdk.errors import (
     ConfigurationError,
     EtcdTransactionFailedError,
     EtcdUnavailableError,
+    UnavailableError,
     ValidationError,
 )
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.journal_spec import validate_journal_spec
-from gazette_sdk.protocol.labels import label_set, value_of
+from gazette_sdk.protocol.labels import MANAGED_BY, label_set, value_of
 from gazette_sdk.protocol.shard_spec import validate_shard_id
 from gazette_sdk.shard.application import generator
 from gazette_sdk.shard.application.generator import (
+    DELETION_GRACE_S,
+    DeletedSources,
+    KnownShard,
     ShardGenerator,
-    existing_shards,
     generated,
     shard_id,
 )
@@ -58,6 +61,16 @@ def journal(name, **labels):
     spec.fragment.refresh_interval.seconds = 60
     spec.fragment.retention.seconds = 3600
     return spec
+
+
+def known(specs):
+    """The shards of specs, as they exist."""
+    return {spec.id: KnownShard(spec, 1) for spec in specs}
+
+
+def reads(shard_name, *journals):
+    sources = [cpb.ShardSpec.Source(journal=each) for each in sorted(journals)]
+    return cpb.ShardSpec(id=shard_name, sources=sources)
 
 
 NAMES = st.lists(st.sampled_from("ab/+=%235BD"), min_size=4, max_size=12).map("".join)
@@ -95,7 +108,8 @@ def test_each_journal_has_a_shard_and_a_log():
 
 
 def test_what_exists_is_left_as_it_is():
-    found = generated(declared(), [[journal("orders/a"), journal("orders/b")]], {"totals/orders/a"})
+    existing = known([reads("totals/orders/a", "orders/a")])
+    found = generated(declared(), [[journal("orders/a"), journal("orders/b")]], existing)
     assert [spec.id for spec in found.shards] == ["totals/orders/b"]
     assert len(found.logs) == 1
 
@@ -118,13 +132,10 @@ def test_stores_without_files_have_no_log():
 
 
 def test_a_journal_that_a_shard_of_another_id_reads_gets_no_second_one():
-    by_hand = cpb.ShardSpec(
-        id="by-hand",
-        sources=[cpb.ShardSpec.Source(journal=f"orders/{part}") for part in "ab"],
-    )
-    other = cpb.ShardSpec(id="totals/orders/c", sources=[cpb.ShardSpec.Source(journal="orders/x")])
+    by_hand = reads("by-hand", "orders/a", "orders/b")
+    other = reads("totals/orders/c", "orders/x")
     journals = [journal(f"orders/{part}") for part in "abcd"]
-    found = generated(declared(), [journals], existing_shards([by_hand, other]))
+    found = generated(declared(), [journals], known([by_hand, other]))
     assert [spec.id for spec in found.shards] == ["totals/orders/d"]
     assert [log.name for log in found.logs] == ["recovery/totals/orders/d"]
 
@@ -145,17 +156,17 @@ def test_a_name_that_is_too_long_does_not_keep_others_from_their_shards():
     created = []
 
     async def existing():
-        return ()
+        return {}
 
-    async def create(specs):
-        created.extend(spec.id for spec in specs)
+    async def apply(changes):
+        created.extend(each.upsert.id for each in changes)
 
     async def scenario():
         transport = MemoryTransport()
         names = ["orders/z", "orders/" + "x" * 510, "orders/a"]
         for name in names:
             transport.create(name)
-        made = ShardGenerator(application, transport, (), existing=existing, create=create)
+        made = ShardGenerator(application, transport, (), existing=existing, apply=apply)
         with pytest.raises(ValidationError, match="invalid length") as caught:
             await made.generate([[journal(name) for name in names]])
         assert caught.value.journal == names[1]
@@ -193,21 +204,24 @@ class Listing:
 def test_logs_are_created_before_shards(loses):
     transport, shards = Listing(), []
 
-    async def create(specs):
+    async def apply(changes):
+        specs = [each.upsert for each in changes]
         assert all(f"recovery/{spec.id}" in transport.specs for spec in specs)
+        assert all(each.expect_mod_revision == 0 for each in changes)
         if loses:
             raise EtcdTransactionFailedError("exists")
-        shards.extend(spec.id for spec in specs)
+        shards.extend(specs)
 
     async def existing():
-        return shards
+        return known(shards)
 
-    made = ShardGenerator(declared(), transport, (), existing=existing, create=create)
+    made = ShardGenerator(declared(), transport, (), existing=existing, apply=apply)
     journals = [journal("orders/a"), journal("orders/b")]
     for _ in range(2):
         with pytest.raises(EtcdTransactionFailedError) if loses else contextlib.nullcontext():
             asyncio.run(made.generate([journals]))
-    assert shards == ([] if loses else ["totals/orders/a", "totals/orders/b"])
+    made = [spec.id for spec in shards]
+    assert made == ([] if loses else ["totals/orders/a", "totals/orders/b"])
 
 
 class Ended:
@@ -239,7 +253,7 @@ def test_a_watch_that_has_ended_for_good_ends_the_generator(monkeypatch, error, 
     ended = Ended(error)
 
     async def existing():
-        return ()
+        return {}
 
     async def never():
         await asyncio.Event().wait()
@@ -252,7 +266,7 @@ def test_a_watch_that_has_ended_for_good_ends_the_generator(monkeypatch, error, 
             Listing(),
             selectors_of(declared().sources),
             existing=existing,
-            create=None,
+            apply=None,
             until_changed=never if of_journals else ended.changed,
         )
         async with asyncio.timeout(20):
@@ -272,14 +286,14 @@ def test_sources_without_journals_are_warned_of_once(caplog):
 
     async def existing():
         asked.release()
-        return [f"{totals.full_name}/orders/part-000"]
+        return known([reads(f"{totals.full_name}/orders/part-000", "orders/part-000")])
 
-    async def create(_):
+    async def apply(_):
         pytest.fail("the shard exists")
 
     async def scenario():
         made = ShardGenerator(
-            totals, transport, selectors_of(totals.sources), existing=existing, create=create
+            totals, transport, selectors_of(totals.sources), existing=existing, apply=apply
         )
         with on_record(generator.__name__, warned.set):
             running = asyncio.create_task(made.run())
@@ -309,16 +323,6 @@ def of_topic(topic, *parts):
     return [journal(f"{topic}/part-{part}", topic=topic) for part in parts]
 
 
-def reading(**shards):
-    return existing_shards(
-        cpb.ShardSpec(
-            id=f"totals/{name}/part-000",
-            sources=[cpb.ShardSpec.Source(journal=each) for each in journals],
-        )
-        for name, journals in shards.items()
-    )
-
-
 def test_partitions_of_one_number_have_one_shard():
     topics = [of_topic("orders", "000", "001"), of_topic("customers", "000", "001")]
     found = generated(declared(sources=JOINED), topics)
@@ -336,7 +340,7 @@ def test_partitions_of_one_number_have_one_shard():
 
 def test_a_topic_that_grows_under_a_join_is_not_read_further():
     topics = [of_topic("orders", "000"), of_topic("customers", "000", "001")]
-    existing = reading(orders=["orders/part-000", "customers/part-000"])
+    existing = known([reads("totals/orders/part-000", "orders/part-000", "customers/part-000")])
     found = generated(declared(sources=JOINED), topics, existing)
     assert (found.shards, found.unread) == ([], ["customers/part-001"])
     [fault] = found.faults
@@ -347,10 +351,10 @@ def test_a_topic_that_grows_under_a_join_is_not_read_further():
 def test_journals_that_change_the_numbers_of_others_are_an_error():
     """`part-0000` sorts between `part-000` and `part-001`."""
     topics = [of_topic("orders", "000", "001"), of_topic("customers", "000", "0000")]
-    existing = {
-        "totals/orders/part-000": ["orders/part-000", "customers/part-000"],
-        "totals/orders/part-001": ["orders/part-001", "customers/part-001"],
-    }
+    existing = known(
+        reads(f"totals/orders/{part}", f"orders/{part}", f"customers/{part}")
+        for part in ["part-000", "part-001"]
+    )
     found = generated(declared(sources=JOINED), topics, existing)
     assert (found.shards, found.unread) == ([], ["customers/part-0000"])
     [fault] = found.faults
@@ -365,10 +369,10 @@ def test_the_generator_shows_what_is_not_read_and_goes_on_once_it_can_be(caplog)
     transport, shards = MemoryTransport(), {}
 
     async def existing():
-        return existing_shards(shards.values())
+        return known(shards.values())
 
-    async def create(specs):
-        shards.update({spec.id: spec for spec in specs})
+    async def apply(changes):
+        shards.update({each.upsert.id: each.upsert for each in changes})
 
     def unread():
         found = REGISTRY.get_sample_value(
@@ -378,7 +382,7 @@ def test_the_generator_shows_what_is_not_read_and_goes_on_once_it_can_be(caplog)
 
     async def scenario():
         made = ShardGenerator(
-            application, transport, JOINED.selectors, existing=existing, create=create
+            application, transport, JOINED.selectors, existing=existing, apply=apply
         )
         for name in ["orders/part-000", "customers/part-000"]:
             transport.create(name, topic=name.partition("/")[0])
@@ -401,3 +405,114 @@ def test_the_generator_shows_what_is_not_read_and_goes_on_once_it_can_be(caplog)
     assert "creation of shards of totals failed, and is tried again" in failed
     assert "topic=orders has 1 partition, topic=customers has 2 partitions" in failed
     assert works.startswith("creation of shards of totals works again")
+
+
+# ---------------------------------------------------------------- sources that were deleted
+
+
+def made_by(application, shard_name, *journals):
+    spec = reads(shard_name, *journals)
+    spec.recovery_log_prefix = "recovery"
+    spec.labels.CopyFrom(label_set([(MANAGED_BY, application)]))
+    return spec
+
+
+class Looks:
+    """Looks for deleted sources, at a time and over journals that the test changes."""
+
+    def __init__(self, *specs):
+        self.now = 0.0
+        self.transport = MemoryTransport()
+        self.existing = known(specs)
+        self.deleted = DeletedSources("totals", self.transport, clock=lambda: self.now)
+
+    def look(self, after_s=0.0):
+        """Return the ids of the shards that are to be deleted."""
+        self.now += after_s
+        listing = [each.spec for each in self.transport.journals.values()]
+        orders = [spec for spec in listing if spec.name.startswith("orders/")]
+        ended = asyncio.run(self.deleted.look([orders], self.existing))
+        return [each.spec.id for each in ended]
+
+
+SHARD = made_by("totals", "totals/orders/a", "orders/a")
+LOG = f"recovery/{SHARD.id}"
+SHOWS = {"deleted", "there", "empty", "fails", "hidden"}
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(sorted(SHOWS)), st.sampled_from([0.0, 10.0, DELETION_GRACE_S])),
+        max_size=8,
+    )
+)
+def test_a_shard_is_deleted_only_if_its_source_was_missing_for_all_of_the_grace(looks):
+    """Whatever listings show in between: nothing at all, errors, or what a token allows."""
+    made = Looks(SHARD)
+    missing_since = None
+    for shows, after_s in looks:
+        journals = {"deleted": [LOG], "hidden": [LOG], "there": [LOG, "orders/a"]}.get(shows, [])
+        made.transport.journals.clear()
+        for name in journals:
+            made.transport.create(name)
+        made.transport.may_hide_journals = shows == "hidden"
+        if shows == "fails":
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(made.transport, "list", unavailable)
+                with pytest.raises(UnavailableError):
+                    made.look(after_s)
+            continue
+        ended = made.look(after_s)
+        if shows != "deleted":
+            missing_since = None
+        elif missing_since is None:
+            missing_since = made.now
+        is_certain = missing_since is not None and made.now - missing_since >= DELETION_GRACE_S
+        assert ended == ([SHARD.id] if is_certain else [])
+        assert bool(made.deleted.faults) == (shows in {"empty", "hidden"})
+
+
+async def unavailable(_):
+    raise UnavailableError("no broker answers")
+    yield
+
+
+def test_a_shard_that_is_not_of_the_generator_is_not_deleted():
+    by_hand = made_by("totals", "totals/by-hand", "orders/a")
+    unlabeled = reads("totals/orders/a", "orders/a")
+    made = Looks(by_hand, unlabeled)
+    assert made.look() == made.look(DELETION_GRACE_S) == []
+    assert (made.deleted.faults, made.deleted.waits) == ([], False)
+
+
+def test_a_journal_that_only_lost_its_labels_is_read_on():
+    made = Looks(SHARD)
+    made.transport.create("orders/a")
+    listed = made.deleted.look([[]], made.existing)
+    assert asyncio.run(listed) == []
+    assert (made.deleted.faults, made.deleted.waits) == ([], False)
+
+
+def test_a_shard_with_another_source_is_kept_and_shown():
+    made = Looks(made_by("totals", "totals/orders/a", "customers/a", "orders/a"))
+    for name in [LOG, "customers/a"]:
+        made.transport.create(name)
+    assert made.look() == made.look(DELETION_GRACE_S) == []
+    [fault] = made.deleted.faults
+    assert "the shard totals/orders/a reads orders/a, which does not exist any more" in str(fault)
+    made.transport.delete("customers/a")
+    assert made.look() == []
+    assert (made.deleted.faults, made.deleted.waits) == ([], True)
+    assert made.look(DELETION_GRACE_S) == ["totals/orders/a"]
+
+
+@pytest.mark.parametrize("shows_another", [True, False])
+def test_a_shard_without_a_log_is_deleted_if_another_source_is_listed(shows_another):
+    spec = made_by("totals", "totals/orders/a", "orders/a")
+    spec.ClearField("recovery_log_prefix")
+    made = Looks(spec)
+    if shows_another:
+        made.transport.create("orders/b")
+    assert made.look() == []
+    assert made.look(DELETION_GRACE_S) == ([spec.id] if shows_another else [])
+    assert len(made.deleted.faults) == (not shows_another)
