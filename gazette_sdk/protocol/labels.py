@@ -36,6 +36,7 @@ TAG = "app.gazette.dev/tag"
 """Free text about a journal; may have several values."""
 MANAGED_BY = "app.gazette.dev/managed-by"
 TABLE = "app.gazette.dev/table"  # of a shard: a source of which a table is made
+BROADCAST = "app.gazette.dev/broadcast"  # of a shard: a source that others read, too
 RESET = "app.gazette.dev/reset"  # of a shard: name of its last reset that kept its state
 SKIP = "app.gazette.dev/skip"  # of a shard: content that it passes over, as JOURNAL=BEGIN-END
 INSTANCE = "app.gazette.dev/instance"

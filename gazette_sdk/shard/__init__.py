@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gazette_sdk.shard.application.application import Application, dead_letters
     from gazette_sdk.shard.application.endpoints import Method, Query
     from gazette_sdk.shard.application.handler import handler
-    from gazette_sdk.shard.application.sources import partitions
+    from gazette_sdk.shard.application.sources import broadcast, partitions
     from gazette_sdk.shard.consumer.embedded import EmbeddedConsumer
     from gazette_sdk.shard.stores import codec
     from gazette_sdk.shard.stores.base import Store
@@ -62,6 +62,7 @@ __all__ = [
     "Timer",
     "Transaction",
     "Window",
+    "broadcast",
     "codec",
     "dead_letters",
     "handler",
@@ -87,6 +88,7 @@ _MODULES = {
     "Timer": "transaction.timers",
     "Transaction": "transaction.transaction",
     "Window": "transaction.windows",
+    "broadcast": "application.sources",
     "codec": "stores.codec",
     "dead_letters": "application.application",
     "handler": "application.handler",

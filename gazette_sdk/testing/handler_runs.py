@@ -185,6 +185,7 @@ class MemoryInput:
         journal_of: returns the journal of a message.
         read: returns the envelope of a message of an offset, or raises; None if the messages are
             given as the handler gets them.
+        journals: names of the journals.
 
     Attributes:
         on_undecodable: called by :meth:`poll` with the error of ``read``, and the message is
@@ -203,6 +204,7 @@ class MemoryInput:
         more: asyncio.Event | None = None,
         journal_of: Callable[[Any], str] = lambda _: JOURNAL,
         read: Callable[[Any, int], Envelope[Any]] | None = None,
+        journals: Sequence[str] = (JOURNAL,),
     ) -> None:
         self.on_undecodable: Callable[[GazetteError], object] | None = None
         self._more = more or asyncio.Event()
@@ -210,7 +212,7 @@ class MemoryInput:
         self._batch_count = batch_count
         self._journal_of = journal_of
         self._read = read
-        self._offsets = dict(checkpoint.offsets)
+        self._offsets = {**dict.fromkeys(journals, 0), **checkpoint.offsets}
         self._next = sum(self._offsets.values())
         self._last = JOURNAL
 
@@ -274,7 +276,7 @@ class MemoryInput:
 
     def passed(self) -> Mapping[str, int]:
         """Return the offsets that were read through."""
-        return {JOURNAL: 0, **self._offsets}
+        return dict(self._offsets)
 
     async def aclose(self) -> None:
         """Do nothing: nothing is open."""
@@ -515,6 +517,7 @@ async def _run(
             more=more,
             journal_of=attrgetter("journal"),
             read=journals.read,
+            journals=shard.journals,
         ),
         output=output,
         on_step=on_step,

@@ -44,7 +44,7 @@ from gazette_sdk.protocol.shard_spec import recovery_log
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.hints import load_hints
-from gazette_sdk.shard.consumer.lifecycle import shard_of, status_text, until_caught_up
+from gazette_sdk.shard.consumer.lifecycle import shards_of, status_text, until_caught_up
 from gazette_sdk.shard.consumer.process import Consumer
 from gazette_sdk.shard.recovery import hints as fsm_hints
 from gazette_sdk.shard.recovery.player import Playback
@@ -442,7 +442,7 @@ class RunningShards:
         return [process for process in self.processes if process.is_running]
 
     async def _recovered(self, journal: str, directory: Path) -> Any:
-        spec = await shard_of(journal, self.ask)
+        spec = (await shards_of(journal, self.ask))[0]
         async with _etcd_of(self._cluster) as etcd:
             stored = await load_hints(etcd, spec)
         hints = fsm_hints.choose(stored.primary, stored.backups, recovery_log(spec))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -232,10 +232,10 @@ async def served_shards(
             await asyncio.wait([watching])
 
 
-async def _templates(journals: Collection[str]) -> Mapping[str, cpb.ShardSpec]:
+async def _templates(journals: Collection[str]) -> Sequence[cpb.ShardSpec]:
     """The shards of an application whose sources are below ``source/``."""
     sources = (journal for journal in journals if journal.startswith("source/"))
-    return {journal: shard_spec(journal.removeprefix("source/")) for journal in sources}
+    return [shard_spec(journal.removeprefix("source/")) for journal in sources]
 
 
 async def put_shard(etcd: Etcd, spec: cpb.ShardSpec) -> int:

@@ -256,6 +256,10 @@ async def run_generate(invocation: Invocation) -> None:
             listings = await list_topics(transport, selectors)
             wanted = generated(application, listings, await shards.existing())
             listed = [cpb.ListResponse.Shard(spec=spec) for spec in wanted.shards]
+            listed += [
+                cpb.ListResponse.Shard(spec=each.spec, mod_revision=each.mod_revision)
+                for each in wanted.grown
+            ]
             sys.stdout.write(yaml_of(cpb.ListResponse(shards=listed)))
             if wanted.faults:
                 raise wanted.faults[0]
@@ -326,12 +330,19 @@ class _Shards:
             if error.code == cpb.ETCD_TRANSACTION_FAILED:
                 raise EtcdTransactionFailedError from error
             raise
-        rows = [(change.upsert.id, recovery_log(change.upsert)) for change in changes]
+        rows = [
+            (
+                change.upsert.id,
+                recovery_log(change.upsert),
+                "updated" if change.expect_mod_revision else "created",
+            )
+            for change in changes
+        ]
         if self._form == "table":
-            write_table(["Shard", "Recovery Log", "Outcome"], ([*row, "created"] for row in rows))
+            write_table(["Shard", "Recovery Log", "Outcome"], map(list, rows))
         else:
-            for shard, log in rows:
-                line = {"shard": shard, "log": log, "outcome": "created"}
+            for shard, log, outcome in rows:
+                line = {"shard": shard, "log": log, "outcome": outcome}
                 sys.stdout.write(orjson.dumps(line).decode() + "\n")
         sys.stdout.flush()
 

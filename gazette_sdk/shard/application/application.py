@@ -20,6 +20,7 @@ from gazette_sdk.shard.application.sources import (
     JoinedTopics,
     Sources,
     check_sources,
+    declared_of,
     source_of,
     topics_of,
 )
@@ -306,7 +307,9 @@ class Application(Generic[M, S]):
 
     def _check_by(self, by: object) -> None:
         """Refuse a mapping by the names of journals, of partitions that are joined by number."""
-        if isinstance(self.all_sources, JoinedTopics) and getattr(by, "is_by_names", False):
+        sources = self.all_sources
+        is_joined = isinstance(sources, JoinedTopics) and len(sources.partitioned) > 1
+        if is_joined and getattr(by, "is_by_names", False):
             raise ConfigurationError(
                 f"{self._place()[1]} joins partitions of one number, and this mapping chooses them"
                 " by their names: map messages and queries by `mapping.modulo`"
@@ -362,7 +365,7 @@ class Application(Generic[M, S]):
         """Its sources, with the topics of its tables."""
         if not self.tables:
             return self.sources
-        return JoinedTopics([*topics_of(self.sources), *(each.topic for each in self.tables)])
+        return JoinedTopics([*declared_of(self.sources), *(each.source for each in self.tables)])
 
     @property
     def classes(self) -> AbstractMapping[str, type[Any]]:

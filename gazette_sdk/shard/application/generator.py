@@ -4,7 +4,8 @@ Shards and recovery logs follow from the journals that an application reads (:fu
 pure). Each journal has one shard, or the partitions of one number of several topics have. It is
 named by the application and its first journal, and has a recovery log with the replication and
 stores of that journal. A journal that a shard of another name reads, such as one of a manifest, has
-its shard. Nothing is changed that exists.
+its shard. Nothing is changed that exists, but for new partitions of a topic that every shard reads:
+they are added to the shards that the generator has made.
 
 The :class:`ShardGenerator` creates the shards of new source journals. It runs in every process of
 the application, and works in the one that leads; and in ``gazctl shards generate``. Two that work
@@ -37,16 +38,18 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.durations import SECOND_NS, from_ns
 from gazette_sdk.protocol.labels import (
+    BROADCAST,
     CONTENT_TYPE,
     MANAGED_BY,
     RECOVERY_LOG,
     TABLE,
+    add,
     format_selector,
     label_set,
     topic_hint,
     value_of,
+    values_of,
 )
-from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.protocol.shard_spec import (
     recovery_log,
     source_journals,
@@ -59,7 +62,7 @@ from gazette_sdk.shard.application.sources import (
     group_journals,
     names_of,
     shown,
-    topics_of,
+    source_of,
 )
 from gazette_sdk.shard.transaction.metrics import UnreadMetric
 from gazette_sdk.transport.base import Transport
@@ -97,17 +100,33 @@ Existing: TypeAlias = Mapping[str, KnownShard]
 NONE_EXIST: Existing = {}
 
 
+class GrownShard(NamedTuple):
+    """Shard that exists, with further sources.
+
+    Attributes:
+        spec: its new spec.
+        mod_revision: revision of Etcd of the spec that it has.
+        journals: the further sources.
+    """
+
+    spec: cpb.ShardSpec
+    mod_revision: int
+    journals: Sequence[str]
+
+
 class Generated(NamedTuple):
     """Shards of an application, and their recovery logs.
 
     Attributes:
         shards: specs of shards, by name.
+        grown: shards that exist, with further sources.
         logs: specs of recovery logs, in the same order; none of a store without files.
         faults: errors because of which journals have no shard.
         unread: names of the journals that no shard reads because of that.
     """
 
     shards: list[cpb.ShardSpec]
+    grown: list[GrownShard]
     logs: list[pb.JournalSpec]
     faults: list[GazetteError]
     unread: list[str]
@@ -121,6 +140,13 @@ def shard_id(application: str, journal: str) -> str:
         journal: name of the journal. Characters that ids lack are written as ``+`` and their code.
     """
     return f"{application}/{journal.translate(_ESCAPES)}"
+
+
+def is_generated(application: str, shard: cpb.ShardSpec) -> bool:
+    """Return True if the generator has made a shard of an application: by its label and its id."""
+    return value_of(shard.labels, MANAGED_BY) == application and any(
+        shard.id == shard_id(application, source.journal) for source in shard.sources
+    )
 
 
 async def list_topics(
@@ -144,17 +170,20 @@ def generated(
 ) -> Generated:
     """Return the shards that journals want and that do not exist, with their recovery logs.
 
+    And those that exist, and are to read further partitions of a topic that every shard reads.
+
     Args:
         application: the application.
         listings: specs of the journals of each selector of its sources.
-        existing: shards that exist; neither they nor other ones of their sources are returned.
+        existing: shards that exist; no others of their sources are returned.
     """
     name = application.full_name
-    found = Generated([], [], [], [])
+    found = Generated([], [], [], [], [])
     readers = {
         source.journal: shard for shard, known in existing.items() for source in known.spec.sources
     }
-    groups, fault = group_journals(application.all_sources, listings)
+    groups, fault, whole = group_journals(application.all_sources, listings)
+    of_all = [spec for topic in whole.values() for spec in topic]
     if fault is not None:
         found.faults.append(fault)
         names = {journal.name for listing in listings for journal in listing}
@@ -165,11 +194,17 @@ def generated(
         reader = next((readers[each] for each in journals if each in readers), shard)
         if reader in existing:
             read = {source.journal for source in existing[reader].spec.sources}
-            if unread := [each for each in journals if each not in read]:
-                found.faults.append(_other_partitions(reader, read, journals))
+            unread = [each for each in journals if each not in read]
+            new = [spec for spec in of_all if spec.name not in read]
+            if unread or not _may_grow(name, existing[reader].spec, whole, new):
+                unread += [spec.name for spec in new]
+                wanted = [*journals, *(spec.name for spec in of_all)]
+                found.faults.append(_other_partitions(reader, read, wanted))
                 found.unread.extend(each for each in unread if each not in readers)
+            elif new:
+                found.grown.append(_grown(application, existing[reader], new))
             continue
-        spec = _shard(application, name, shard, journals)
+        spec = _shard(application, name, shard, [*group, *of_all])
         try:
             validate_shard_spec(spec)
         except ValidationError as error:
@@ -201,17 +236,63 @@ def _too_long(journal: str, error: ValidationError) -> ValidationError:
     )
 
 
+def _may_grow(
+    name: str,
+    shard: cpb.ShardSpec,
+    whole: Mapping[str, Sequence[pb.JournalSpec]],
+    new: Sequence[pb.JournalSpec],
+) -> bool:
+    """Return True if a shard may read new partitions of topics, of each of which it reads some."""
+    read = values_of(shard.labels, BROADCAST)
+    return not new or (
+        is_generated(name, shard)
+        and all(any(spec.name in read for spec in topic) for topic in whole.values())
+    )
+
+
+def _grown(
+    application: Application[Any, Any], known: KnownShard, new: Sequence[pb.JournalSpec]
+) -> GrownShard:
+    """Return a shard that reads further journals, from their begin."""
+    spec = cpb.ShardSpec()
+    spec.CopyFrom(known.spec)
+    _add_sources(application, spec, new)
+    return GrownShard(spec, known.mod_revision, [journal.name for journal in new])
+
+
+def _add_sources(
+    application: Application[Any, Any], spec: cpb.ShardSpec, journals: Sequence[pb.JournalSpec]
+) -> None:
+    """Add journals to the sources of a shard, and to its labels of them."""
+    added = [cpb.ShardSpec.Source(journal=journal.name) for journal in journals]
+    sources = sorted([*spec.sources, *added], key=lambda source: source.journal)
+    del spec.sources[:]
+    spec.sources.extend(sources)
+    topics = application.all_sources
+    if not isinstance(topics, JoinedTopics):
+        return
+    tables = {table.topic for table in application.tables}
+    for journal in journals:
+        topic = source_of(topics, journal)
+        if topic in tables:
+            add(spec.labels, TABLE, journal.name)
+        if topic in topics.broadcast:
+            add(spec.labels, BROADCAST, journal.name)
+
+
 def _shard(
-    application: Application[Any, Any], name: str, shard: str, journals: Sequence[str]
+    application: Application[Any, Any],
+    name: str,
+    shard: str,
+    journals: Sequence[pb.JournalSpec],
 ) -> cpb.ShardSpec:
-    of_tables = journals[len(topics_of(application.sources)) :] if application.tables else ()
     spec = cpb.ShardSpec(
         id=shard,
-        sources=[cpb.ShardSpec.Source(journal=journal) for journal in sorted(journals)],
         hot_standbys=application.hot_standbys,
-        labels=label_set([(MANAGED_BY, name), *((TABLE, each) for each in of_tables)]),
+        labels=label_set([(MANAGED_BY, name)]),
         disable_wait_for_ack=not application.waits_for_acks,
     )
+    _add_sources(application, spec, journals)
     spec.max_txn_duration.CopyFrom(from_ns(round(application.max_txn_s * SECOND_NS)))
     spec.min_txn_duration.CopyFrom(from_ns(round(application.min_txn_s * SECOND_NS)))
     if getattr(application.store, "is_recorded", True):
@@ -293,8 +374,8 @@ class DeletedSources:
         unlisted = {
             shard: known
             for shard, known in existing.items()
-            if not all(strip_meta(source.journal) in listed for source in known.spec.sources)
-            and self._has_made(known.spec)
+            if any(source.journal not in listed for source in known.spec.sources)
+            and is_generated(self._application, known.spec)
         }
         names = {name for known in unlisted.values() for name in source_journals(known.spec)}
         names |= {recovery_log(known.spec) for known in unlisted.values()} - {""}
@@ -309,7 +390,8 @@ class DeletedSources:
             if not missing:
                 continue  # the journal has other labels, and is read on
             log = recovery_log(known.spec)
-            if len(missing) < len(journals):
+            of_all = values_of(known.spec.labels, BROADCAST)  # they are no reason for a shard
+            if not set(missing).issuperset([each for each in journals if each not in of_all]):
                 faults.append(_source_missing(shard, missing))
             elif self._transport.may_hide_journals or not (log in found if log else found):
                 faults.append(_source_hidden(shard, missing, log))
@@ -320,16 +402,15 @@ class DeletedSources:
         self.faults = faults
         return ended
 
+    def forget(self) -> None:
+        """Forget what was found: the next look is the first one."""
+        self._missing_since = {}
+        self.faults = ()
+
     @property
     def waits(self) -> bool:
         """A shard is to be deleted if its sources stay missing."""
         return bool(self._missing_since)
-
-    def _has_made(self, spec: cpb.ShardSpec) -> bool:
-        """Return True if the generator has made a shard: by its label and its id."""
-        return value_of(spec.labels, MANAGED_BY) == self._application and any(
-            spec.id == shard_id(self._application, source.journal) for source in spec.sources
-        )
 
 
 def _source_missing(shard: str, journals: Sequence[str]) -> ConfigurationError:
@@ -365,9 +446,6 @@ class ShardGenerator:
         leads: returns True while this process is to create shards; by default always.
         until_changed: waits until `leads` or `existing` may return something else; by default
             that is seldom, and looked at when journals change.
-
-    Attributes:
-        faults: errors because of which journals are not read; of the last look.
     """
 
     def __init__(
@@ -385,7 +463,7 @@ class ShardGenerator:
         self._application = application
         self._transport = transport
         self._selectors = selectors
-        self.faults: Sequence[GazetteError] = ()
+        self._not_joined: Sequence[GazetteError] = ()
         self._deleted = DeletedSources(application.full_name, transport) if deletes else None
         self._unread = UnreadMetric()
         self._warned: set[int] = set()
@@ -394,6 +472,12 @@ class ShardGenerator:
         self._leads = leads
         self._until_changed = until_changed
         self._outage = Outage(_log, f"creation of shards of {application.full_name}")
+
+    @property
+    def faults(self) -> Sequence[GazetteError]:
+        """Errors because of which journals are not read; of the last look."""
+        missing = () if self._deleted is None else self._deleted.faults
+        return [*missing, *self._not_joined]
 
     async def run(self) -> None:
         """Create shards until cancelled; return at once if there is no selector.
@@ -444,33 +528,38 @@ class ShardGenerator:
     async def _keep_up(self, listings: Sequence[Sequence[pb.JournalSpec]]) -> bool:
         """Create and delete what is to be, while this process leads; return False to try again."""
         leads = self._leads()
+        if not leads:
+            self._unread.note({})
+            if not isinstance(self._application.all_sources, JoinedTopics):
+                if self._deleted is not None:
+                    self._deleted.forget()
+                return True
         try:
-            ended = await self._look_for_deleted(listings)
+            ended = await self._look_for_deleted(listings, warns=leads)
             if not leads:
-                self._unread.note({})
-                if isinstance(self._application.all_sources, JoinedTopics):
-                    await self._wanted(listings)  # any process may be asked for the errors
+                await self._wanted(listings)  # any process may be asked for the errors
                 return True
             self._warn_without_journals(listings)
             await self._delete(ended)
             await self.generate(listings)
-            if self._deleted is not None and self._deleted.faults:
-                raise self._deleted.faults[0]
         except GazetteError as error:
             if leads and not isinstance(error, EtcdTransactionFailedError):
                 self._outage.failed(error)
             return False
         self._outage.ended()
-        return self._deleted is None or not self._deleted.waits
+        return self._deleted is None or not (self._deleted.waits or self._deleted.faults)
 
     async def _look_for_deleted(
-        self, listings: Sequence[Sequence[pb.JournalSpec]]
+        self, listings: Sequence[Sequence[pb.JournalSpec]], *, warns: bool
     ) -> Sequence[KnownShard]:
-        """Return the shards whose sources were deleted, and note those that miss some."""
+        """Return the shards whose sources were deleted; warn once of each that misses some."""
         if self._deleted is None:
             return []
+        before = set(map(str, self._deleted.faults))
         ended = await self._deleted.look(listings, await self._existing())
-        self.faults = [*self._deleted.faults]
+        for text in map(str, self._deleted.faults if warns else ()):
+            if text not in before:
+                _log.warning("%s", text)
         return ended
 
     async def _delete(self, ended: Sequence[KnownShard]) -> None:
@@ -539,16 +628,41 @@ class ShardGenerator:
         for begin in range(0, len(wanted.shards), CHANGED_AT_ONCE):
             some = wanted.shards[begin : begin + CHANGED_AT_ONCE]
             await self._apply([cpb.ApplyRequest.Change(upsert=spec) for spec in some])
+        await self._grow(wanted.grown)
         self._unread.note({name: await self._head(name) for name in wanted.unread})
         if wanted.faults:
             raise wanted.faults[0]
+
+    async def _grow(self, grown: Sequence[GrownShard]) -> None:
+        """Change shards that are to read new partitions of a topic that every shard reads.
+
+        Raises:
+            EtcdTransactionFailedError: one was changed meanwhile; list what exists again.
+            ValidationError: one would read too much.
+            GazetteError: the change failed.
+        """
+        for begin in range(0, len(grown), CHANGED_AT_ONCE):
+            some = grown[begin : begin + CHANGED_AT_ONCE]
+            for each in some:
+                validate_shard_spec(each.spec)
+            await self._apply(
+                [
+                    cpb.ApplyRequest.Change(upsert=each.spec, expect_mod_revision=each.mod_revision)
+                    for each in some
+                ]
+            )
+            journals = {journal for each in some for journal in each.journals}
+            _log.info(
+                "%s: added to the sources of %s, to be read from the begin",
+                shown(sorted(journals)),
+                shown([each.spec.id for each in some]),
+            )
 
     async def _wanted(self, listings: Sequence[Sequence[pb.JournalSpec]]) -> Generated:
         """Return what is missing, and note why partitions cannot be joined."""
         wanted = generated(self._application, listings, await self._existing())
         if isinstance(self._application.all_sources, JoinedTopics):
-            missing = [] if self._deleted is None else self._deleted.faults
-            self.faults = [*missing, *wanted.faults]
+            self._not_joined = wanted.faults
         return wanted
 
     async def _head(self, journal: str) -> int:

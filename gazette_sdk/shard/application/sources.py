@@ -4,12 +4,13 @@ Sources are a label selector, names of journals, or :func:`partitions` of severa
 selector and of names each journal has a shard of its own. Of partitions the journals of each topic
 are numbered in the order of their names, as mappings by a key's hash number them
 (:func:`~gazette_sdk.message.mapping.modulo`); those of one number have one shard. So a key's
-messages of all topics are in one shard, if the topics have equally many journals.
+messages of all topics are in one shard, if the topics have equally many journals. Beside them each
+shard may read all journals of small topics (:func:`broadcast`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from gazette_sdk.errors import ConfigurationError, ValidationError
@@ -19,6 +20,7 @@ from gazette_sdk.protocol.labels import (
     CONTENT_TYPE,
     NAME,
     RECOVERY_LOG,
+    format_selector,
     label_set,
     matches_journal,
     parse_selector,
@@ -30,43 +32,103 @@ SHOWN_MAX = 3
 """Journals that an error names."""
 
 
-class JoinedTopics:
-    """Topics of which one shard reads the partitions of one number.
+class Broadcast:
+    """Topic of which every shard reads all partitions.
 
     Attributes:
-        topics: their label selectors, as they were written.
-        selectors: the same, parsed.
+        topic: its label selector, as it was written.
 
     Raises:
-        ConfigurationError: these are not several different selectors.
+        ConfigurationError: it is no selector.
+    """
+
+    __slots__ = ("topic",)
+
+    def __init__(self, topic: str) -> None:
+        if not isinstance(topic, str) or not _is_selector(topic):
+            raise ConfigurationError(
+                f"shard.broadcast takes a label selector, as 'topic=rates', and not {topic!r}"
+            )
+        self.topic = topic
+
+    def __repr__(self) -> str:
+        return f"broadcast({self.topic!r})"
+
+
+class JoinedTopics:
+    """Topics of which one shard reads the partitions of one number, or all partitions.
+
+    Attributes:
+        declared: the topics as they were declared.
+        topics: their label selectors, as they were written.
+        selectors: the same, parsed.
+        broadcast: those of which every shard reads all partitions.
+        partitioned: the others.
+
+    Raises:
+        ConfigurationError: these are not several different selectors, or all are broadcast.
         ValidationError: a selector is malformed.
     """
 
-    __slots__ = ("selectors", "topics")
+    __slots__ = ("broadcast", "declared", "partitioned", "selectors", "topics")
 
-    def __init__(self, topics: Sequence[str]) -> None:
-        self.topics = tuple(topics)
+    def __init__(self, topics: Sequence[str | Broadcast]) -> None:
+        self.declared = tuple(topics)
+        whole = [each.topic for each in topics if isinstance(each, Broadcast)]
+        self.topics = tuple(each.topic if isinstance(each, Broadcast) else each for each in topics)
         for topic in self.topics:
             if not isinstance(topic, str) or not _is_selector(topic):
                 raise ConfigurationError(
                     f"shard.partitions takes label selectors, as 'topic=rides', and not {topic!r}"
                 )
-        if len(self.topics) < 2 or len(set(self.topics)) < len(self.topics):
+        if len(whole) == len(self.topics) > 0:
+            raise _broadcast_alone(whole[0])
+        self.selectors = tuple(map(parse_selector, self.topics))
+        if not 2 <= len(self.topics) == len(set(map(format_selector, self.selectors))):
             raise ConfigurationError(
-                f"shard.partitions takes several different topics, and not {self.topics!r}; one"
+                f"shard.partitions takes several different topics, and not {self.declared!r}; one"
                 " selector alone is sources='topic=rides'"
             )
-        self.selectors = tuple(map(parse_selector, self.topics))
+        self.broadcast = tuple(whole)
+        self.partitioned = tuple(each for each in self.topics if each not in whole)
 
     def __repr__(self) -> str:
-        return f"partitions({', '.join(map(repr, self.topics))})"
+        return f"partitions({', '.join(map(repr, self.declared))})"
+
+
+def _broadcast_alone(topic: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"broadcast({topic!r}) is read beside partitions, each of which has a shard: use"
+        f" sources=shard.partitions('topic=rides', shard.broadcast({topic!r}));"
+        f" sources={topic!r} has one shard for each of its partitions"
+    )
 
 
 Sources: TypeAlias = str | Sequence[str] | JoinedTopics
 """Label selector of source journals, names of journals, or partitions of topics."""
 
 
-def partitions(*topics: str) -> JoinedTopics:
+def broadcast(topic: str) -> Broadcast:
+    """Return a topic of which every shard reads all partitions, beside partitions of its own.
+
+    ::
+
+        sources=shard.partitions("topic=rides", shard.broadcast("topic=rates"))
+        rates = shard.table(shard.broadcast("topic=rates"), key=attrgetter("name"), message=Rate)
+
+    Each shard consumes, or keeps as a table, all of its messages: it is for small topics. It may
+    have any number of partitions. Those that are added later are read from their begin.
+
+    Args:
+        topic: label selector of its journals.
+
+    Raises:
+        ConfigurationError: it is no selector.
+    """
+    return Broadcast(topic)
+
+
+def partitions(*topics: str | Broadcast) -> JoinedTopics:
     """Return sources of which one shard reads the partitions of one number: a join.
 
     ::
@@ -79,13 +141,13 @@ def partitions(*topics: str) -> JoinedTopics:
         def join(txn: shard.Transaction, message: Ride | Driver) -> None: ...
 
     The topics need equally many journals, to which messages are mapped by the hash of the same key
-    (``mapping.modulo``).
+    (``mapping.modulo``), but for those in ``shard.broadcast``.
 
     Args:
         topics: label selectors.
 
     Raises:
-        ConfigurationError: these are not several different selectors.
+        ConfigurationError: these are not several different selectors, or all are broadcast.
         ValidationError: a selector is malformed.
     """
     return JoinedTopics(topics)
@@ -104,6 +166,8 @@ def check_sources(application: str, sources: object) -> None:
     """
     if sources is None or isinstance(sources, JoinedTopics):
         return
+    if isinstance(sources, Broadcast):
+        raise _broadcast_alone(sources.topic)
     if not isinstance(sources, str | Iterable):
         raise ConfigurationError(
             f"{application}: sources={sources!r}; use a selector as 'topic=orders', or names of"
@@ -121,6 +185,11 @@ def check_sources(application: str, sources: object) -> None:
             raise ConfigurationError(
                 f"{application}: {error}; use a selector as 'topic=orders', or names of journals"
             ) from error
+
+
+def declared_of(sources: Sources | None) -> tuple[str | Broadcast, ...]:
+    """Return the topics of sources as they were declared; none of names of journals."""
+    return sources.declared if isinstance(sources, JoinedTopics) else topics_of(sources)
 
 
 def topics_of(sources: Sources | None) -> tuple[str, ...]:
@@ -171,10 +240,12 @@ class Groups(NamedTuple):
     Attributes:
         groups: specs of the journals of each shard, in the order of the topics.
         fault: error because of which partitions have no shard; None if there is none.
+        whole: specs of the journals that every shard reads, by topic.
     """
 
     groups: list[list[pb.JournalSpec]]
     fault: ConfigurationError | None = None
+    whole: Mapping[str, list[pb.JournalSpec]] = {}
 
 
 def group_journals(sources: Sources | None, listings: Sequence[Iterable[pb.JournalSpec]]) -> Groups:
@@ -188,11 +259,23 @@ def group_journals(sources: Sources | None, listings: Sequence[Iterable[pb.Journ
     topics = [_partitions_of(listing) for listing in listings]
     if not isinstance(sources, JoinedTopics):
         return Groups([[journal] for topic in topics for journal in topic])
-    if not all(topics):
-        return Groups([])
-    if fault := _fault_of(sources.topics, topics):
-        return Groups([], ConfigurationError(fault))
-    return Groups([list(group) for group in zip(*topics, strict=True)])
+    found = dict(zip(sources.topics, topics, strict=True))
+    whole = {topic: found[topic] for topic in sources.broadcast}
+    if missing := [topic for topic, journals in whole.items() if not journals]:
+        return Groups([], _without_partitions(missing[0]), whole)
+    joined = [found[topic] for topic in sources.partitioned]
+    if not all(joined):
+        return Groups([], None, whole)
+    if fault := _different_counts(sources.partitioned, joined) or _in_common(found):
+        return Groups([], ConfigurationError(fault), whole)
+    return Groups([list(group) for group in zip(*joined, strict=True)], None, whole)
+
+
+def _without_partitions(topic: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{topic}, which every shard reads, has no partitions, and no shard is created before it"
+        f" has: create it, as with `gazctl journals create NAME --partitions 1`"
+    )
 
 
 def _partitions_of(listing: Iterable[pb.JournalSpec]) -> list[pb.JournalSpec]:
@@ -205,24 +288,29 @@ def _partitions_of(listing: Iterable[pb.JournalSpec]) -> list[pb.JournalSpec]:
     return sorted(found, key=lambda spec: spec.name.encode())
 
 
-def _fault_of(names: Sequence[str], topics: Sequence[Sequence[pb.JournalSpec]]) -> str:
-    """Return why the journals of topics cannot be joined by their numbers; empty if they can."""
+def _different_counts(names: Sequence[str], topics: Sequence[Sequence[pb.JournalSpec]]) -> str:
+    """Return that topics have different numbers of partitions; empty if they have not."""
     counts = [len(topic) for topic in topics]
-    if len(set(counts)) > 1:
-        most = max(counts)
-        missing = [name for name, count in zip(names, counts, strict=True) if count < most]
-        of_counts = ", ".join(
-            f"{name} has {count} partition{'s' * (count != 1)}"
-            for name, count in zip(names, counts, strict=True)
-        )
-        return (
-            f"topics that are joined need equally many partitions: {of_counts}. Those of one number"
-            f" are read together, and no further ones are read until {' and '.join(missing)}"
-            f" {'has' if len(missing) == 1 else 'have'} {most}: add them, as with `gazctl journals"
-            f" create NAME --partitions {most}`"
-        )
+    if len(set(counts)) == 1:
+        return ""
+    most = max(counts)
+    missing = [name for name, count in zip(names, counts, strict=True) if count < most]
+    of_counts = ", ".join(
+        f"{name} has {count} partition{'s' * (count != 1)}"
+        for name, count in zip(names, counts, strict=True)
+    )
+    return (
+        f"topics that are joined need equally many partitions: {of_counts}. Those of one number"
+        f" are read together, and no further ones are read until {' and '.join(missing)}"
+        f" {'has' if len(missing) == 1 else 'have'} {most}: add them, as with `gazctl journals"
+        f" create NAME --partitions {most}`"
+    )
+
+
+def _in_common(topics: Mapping[str, Sequence[pb.JournalSpec]]) -> str:
+    """Return that topics have a journal in common; empty if they have none."""
     seen: dict[str, str] = {}
-    for name, topic in zip(names, topics, strict=True):
+    for name, topic in topics.items():
         for spec in topic:
             if spec.name in seen:
                 return (

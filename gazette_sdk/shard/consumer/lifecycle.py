@@ -24,10 +24,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
-from gazette_sdk.protocol.names import strip_meta
+from gazette_sdk.protocol.shard_spec import source_journals
 from gazette_sdk.shard.application.application import Application
-from gazette_sdk.shard.application.generator import list_topics
-from gazette_sdk.shard.application.sources import selectors_of
+from gazette_sdk.shard.application.generator import is_generated, list_topics
+from gazette_sdk.shard.application.sources import group_journals, selectors_of
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.transport.append.append import append
 from gazette_sdk.transport.base import Transport
@@ -201,10 +201,14 @@ async def until_caught_up(
     Raises:
         GazetteError: the journals cannot be listed, or not be appended to.
     """
-    for journal, head in (await _heads(application, transport, ask)).items():
-        shard = (await shard_of(journal, ask)).id
-        request = cpb.StatRequest(shard=shard, read_through={journal: head})
-        await _until_read(request, ask)
+    listings = await list_topics(transport, selectors_of(application.all_sources))
+    whole = group_journals(application.all_sources, listings).whole
+    of_all = {spec.name for topic in whole.values() for spec in topic}
+    for journal, head in (await _heads(listings, transport, ask)).items():
+        reader = application.full_name if journal in of_all else ""
+        for shard in await shards_of(journal, ask, every_shard_of=reader):
+            request = cpb.StatRequest(shard=shard.id, read_through={journal: head})
+            await _until_read(request, ask)
 
 
 async def _until_read(request: cpb.StatRequest, ask: Ask) -> None:
@@ -220,29 +224,31 @@ async def _until_read(request: cpb.StatRequest, ask: Ask) -> None:
         await asyncio.sleep(POLL_S)
 
 
-async def shard_of(journal: str, ask: Ask) -> cpb.ShardSpec:
-    """Return the shard that reads a journal, once there is one. The caller bounds the wait."""
+async def shards_of(journal: str, ask: Ask, *, every_shard_of: str = "") -> Sequence[cpb.ShardSpec]:
+    """Return the shards that read a journal, once there is one. The caller bounds the wait.
+
+    Args:
+        journal: its name.
+        ask: asks a process.
+        every_shard_of: name of an application whose shards are all to read it; empty for none.
+    """
     while True:
-        listed = await ask(lambda client: client.list())
-        for shard in listed.shards:
-            if any(strip_meta(each.journal) == journal for each in shard.spec.sources):
-                return shard.spec
+        specs = [each.spec for each in (await ask(lambda client: client.list())).shards]
+        found = [spec for spec in specs if journal in source_journals(spec)]
+        wanted = [spec for spec in specs if is_generated(every_shard_of, spec)]
+        if found and all(spec in found for spec in wanted):
+            return found
         await asyncio.sleep(POLL_S)
 
 
 async def _heads(
-    application: Application[Any, Any], transport: Transport, ask: Ask
+    listings: Sequence[Sequence[pb.JournalSpec]], transport: Transport, ask: Ask
 ) -> Mapping[str, int]:
-    """Return the write heads of the sources."""
-    selectors = selectors_of(application.all_sources)
-    if not selectors:
-        listed = await ask(lambda client: client.list())
-        names = [
-            strip_meta(source.journal) for shard in listed.shards for source in shard.spec.sources
-        ]
-    else:
-        listings = await list_topics(transport, selectors)
-        names = [journal.name for listing in listings for journal in listing]
+    """Return the write heads of the sources: those of listings, or without any of all shards."""
+    names = [journal.name for listing in listings for journal in listing]
+    if not listings:
+        shards = (await ask(lambda client: client.list())).shards
+        names = [journal for shard in shards for journal in source_journals(shard.spec)]
     heads = {}
     for name in names:
         response = await append(transport, pb.AppendRequest(journal=name), [])

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -337,8 +337,8 @@ class Consumer:
             item.id: KnownShard(item.value, item.mod_revision) for item in self.keyspace.items()
         }
 
-    async def _shard_templates(self, journals: Collection[str]) -> Mapping[str, cpb.ShardSpec]:
-        """Return, by journal, the shards that the application gives to journals of its sources."""
+    async def _shard_templates(self, journals: Collection[str]) -> Sequence[cpb.ShardSpec]:
+        """Return the shards that the application gives to journals of its sources."""
         sources = self.application.all_sources
         if isinstance(sources, JoinedTopics):  # the numbers of journals are those of whole topics
             listings = await list_topics(self._transport, selectors_of(sources))
@@ -349,8 +349,7 @@ class Consumer:
                 [spec for spec in specs if matches_journal(selector, spec)]
                 for selector in selectors_of(sources)
             ]
-        shards = generated(self.application, listings).shards
-        return {source.journal: spec for spec in shards for source in spec.sources}
+        return generated(self.application, listings).shards
 
     async def _apply(self, changes: Sequence[cpb.ApplyRequest.Change]) -> None:
         """Apply changes of shards.

@@ -17,6 +17,7 @@ it has one of that type: consumers of other implementations look there.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -65,13 +66,13 @@ from gazette_sdk.shard.consumer.state import STATE
 from gazette_sdk.shard.recovery import hints as fsm_hints
 from gazette_sdk.transport.wire import Peer
 
-Templates = Callable[[Collection[str]], Awaitable[Mapping[str, cpb.ShardSpec]]]
-"""Function that returns, by journal, the shards which the application gives to journals."""
+Templates = Callable[[Collection[str]], Awaitable[Sequence[cpb.ShardSpec]]]
+"""Function that returns the shards which the application gives to journals."""
 
 
-async def no_templates(_: Collection[str]) -> Mapping[str, cpb.ShardSpec]:
+async def no_templates(_: Collection[str]) -> Sequence[cpb.ShardSpec]:
     """Return nothing: templates of an application without sources."""
-    return {}
+    return []
 
 
 def admit_id(claims: Claims, shard: str, known: cpb.ShardSpec | None) -> None:
@@ -129,7 +130,7 @@ def is_unchanged(upsert: cpb.ShardSpec, known: cpb.ShardSpec | None) -> bool:
 def admit_upsert(
     upsert: cpb.ShardSpec,
     known: cpb.ShardSpec | None,
-    templates: Mapping[str, cpb.ShardSpec],
+    templates: Sequence[cpb.ShardSpec],
     others: Iterable[cpb.ShardSpec],
 ) -> None:
     """Check that log, hints and sources are those of the shard, or the application's for its id.
@@ -137,18 +138,21 @@ def admit_upsert(
     Args:
         upsert: the new spec.
         known: current spec of the shard, if it exists.
-        templates: by journal, the shards that the application gives to the journals of the upsert.
-        others: all other shards. None of their logs, hints and sources is given away.
+        templates: shards that the application gives to the journals of the upsert.
+        others: all other shards. None of their logs, hints and sources is given away, but for
+            sources that the application gives to several shards.
 
     Raises:
         UnauthenticatedError: they are not.
     """
-    own = [spec for spec in templates.values() if spec.id == upsert.id]
+    own = [spec for spec in templates if spec.id == upsert.id]
+    readers = Counter(journal for spec in templates for journal in _sources(spec))
     if known is not None:
         own.append(known)
     if beyond := _first_beyond(upsert, own):
         raise _beyond(upsert.id, *beyond)
     journals = _sources(upsert) - (set() if known is None else _sources(known))
+    journals -= {journal for journal, count in readers.items() if count > 1}
     log, hints = recovery_log(upsert), primary_hint_key(upsert)
     for other in others:
         if log and log == recovery_log(other):

@@ -313,6 +313,7 @@ class LocalShard:
                 max_s=to_seconds(item.value.max_txn_duration),
                 waits_for_acks=not item.value.disable_wait_for_ack,
             )
+            self._runner.change_spec(item.value)
         self._assignment = self._local_assignment() or self._assignment
         is_promoted = is_primary and not self.is_primary
         self.is_primary = is_primary
@@ -516,7 +517,7 @@ class LocalShard:
             self.store,
             recorder=recorder,
             log=log,
-            new_input=lambda checkpoint: inputs.open(self.spec, checkpoint),
+            new_input=lambda checkpoint: inputs.open(handle.spec, checkpoint),
             output=Output(parts.transport),
             workers=parts.workers,
             min_txn_s=to_seconds(spec.min_txn_duration),
@@ -525,6 +526,7 @@ class LocalShard:
             on_step=None if parts.new_on_step is None else parts.new_on_step(self.id),
             on_completed=self._completed,
         )
+        runner.change_spec(spec)  # it may have changed since the shard was opened
         closing.push_async_callback(runner.aclose)
         return runner
 

@@ -144,25 +144,35 @@ def _state(
 def _tables(
     view: ShownView, keys: Sequence[Any] | None, limit: int, topics: Collection[str]
 ) -> Iterator[Entry]:
-    names = {tables.digest_of(topic): topic for topic in topics}
+    names = {
+        tables.prefix_of(topic, is_broadcast=is_broadcast): topic
+        for topic in topics
+        for is_broadcast in (False, True)
+    }
+    for row, encoded in _table_rows(view, limit) if keys is None else _rows_of(view, keys):
+        prefix, key = tables.parse_row(row)
+        message = tables.message_of(row, encoded)
+        if message is not None:
+            yield Entry(names.get(prefix, prefix[1:].hex()), key, shown_value(message))
+
+
+def _table_rows(view: ShownView, count: int) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the rows of all tables, which are read so many at a time."""
+    lower = tables.ROWS
+    while rows := view.rows_from(lower, count):
+        yield from rows
+        lower = rows[-1][0] + b"\x00"
+
+
+def _rows_of(view: ShownView, keys: Sequence[Any]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the rows of some keys, of each table."""
     lower: bytes | None = tables.ROWS
-    while lower is not None:
-        rows = view.rows_from(lower, limit if keys is None else 1)
-        lower = None
-        for row, encoded in rows:
-            digest, key = tables.parse_row(row)
-            place = names.get(digest, digest.hex())
-            if keys is None:
-                yield Entry(place, key, shown_value(encoded))
-                continue
-            for each in keys:
-                wanted = tables.row_of(digest, each)
-                yield from (
-                    Entry(place, each, shown_value(value))
-                    for found, value in view.rows_from(wanted, 1)
-                    if found == wanted
-                )
-            lower = prefix_end(tables.ROWS + digest)
+    while lower is not None and (rows := view.rows_from(lower, 1)):
+        prefix, _ = tables.parse_row(rows[0][0])
+        for key in keys:
+            wanted = tables.row_of(prefix, key)
+            yield from (each for each in view.rows_from(wanted, 1) if each[0] == wanted)
+        lower = prefix_end(prefix)
 
 
 def _windows(
@@ -171,7 +181,7 @@ def _windows(
     prefixes = [b""] if keys is None else [window_rows(key) for key in keys]
     for prefix in prefixes:
         for row, encoded in view.rows_from(prefix, limit):
-            if row.startswith(tables.ROWS) or not row.startswith(prefix):
+            if row >= tables.ROWS or not row.startswith(prefix):
                 break  # rows of tables are after all windows
             window = window_of_row(row, encoded)
             state = None if window.state is None else shown_value(window.state)
@@ -194,7 +204,7 @@ def _timers(
         if isinstance(timer, Timer):
             yield Entry(timer.clock, timer.key, _time_text(round(timer.at * SECOND_US)))
         elif isinstance(timer, ExpiryTimer):
-            family, _, key = timer.entry.partition(b"\x00")
+            family, _end, key = timer.entry.partition(b"\x00")
             name = f"end of a key of {family.decode(errors='replace')}"
             yield Entry(name, shown_key(key), _time_text(row.due_us))
         else:

@@ -84,8 +84,7 @@ class AsyncConsumer:
             done = done or consumer.batch_end()
             if done is not None:
                 return done
-            assert consumer.input is not None, "an input is opened first"
-            batch = await self._on_worker(consumer.input.poll)
+            batch = await self._on_worker(consumer.poll)
             if consumer.bad.has_undecodable:
                 if consumer.machine.current is Current.EMPTY:
                     await self._begin()

@@ -134,6 +134,7 @@ class MessageConsumer:
         rest: messages of the last batch that are not consumed.
         table: table that is made of the last batch; None if the handler consumes it.
         has_timers: the application has timers, or an entry of the store may expire.
+        ends_input: read nothing more of the input: it has ended once the last batch is consumed.
         polled_count: messages that the input has returned so far.
         fired_count: timers that fired so far.
         late_count: messages that came too late for a window so far, for each window.
@@ -165,6 +166,7 @@ class MessageConsumer:
         self.bad = bad
         self.on_step = on_step
         self.input: InputLike | None = None
+        self.ends_input = False
         self.polled_count = 0
         self.fired_count = self.late_count = 0
         self.preparing_s = 0.0
@@ -186,6 +188,15 @@ class MessageConsumer:
         if self._tables is not None:
             self.table = self._tables.of(batch[0].journal) if batch else None
         self.polled_count += len(batch)
+
+    def poll(self) -> list[Envelope[Any]] | None:
+        """Return the next messages of the input; None if there are none, or it is to end.
+
+        Raises:
+            GazetteError: a source cannot be read or decoded.
+        """
+        assert self.input is not None, "an input is opened first"
+        return None if self.ends_input else self.input.poll()
 
     @property
     def left_count(self) -> int:
@@ -255,7 +266,7 @@ class MessageConsumer:
             done = done or self.batch_end()
             if done is not None:
                 return done
-            batch = self.input.poll()
+            batch = self.poll()
             self._publish_undecodable()
             if (done := self.taken(batch, deadline)) is not None:
                 return done
@@ -423,7 +434,11 @@ class MessageConsumer:
             BaseException: that of the application's functions.
         """
         assert self._tables is not None, "there is a table"
-        self._tables.put(table, message)
+        clock = 0
+        if table.is_broadcast:
+            assert self.txn.envelope is not None, "a message has an envelope"
+            _, clock, _ = parse_raw_uuid(self.txn.envelope.raw_uuid)
+        self._tables.put(table, message, clock)
 
     # ----------------------------------------------------------------- timers
 
@@ -682,7 +697,7 @@ class MessageConsumer:
         machine = self.machine
         machine.available = done.more
         machine.has_pending = self.input.has_pending
-        machine.ended = not done.more and self.input.ended
+        machine.ended = not done.more and (self.input.ended or self.ends_input)
         if done.closes:
             machine.close()
         return (done.more or done.more_timers) and not done.closes

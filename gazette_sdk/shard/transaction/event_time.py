@@ -9,7 +9,8 @@ b. where the source was quiet for more than ``idle_s``: the time at which it was
    the source is read through to its write head, the present.
 
 The watermark of a shard is the least of its sources. Watermarks never fall, and are committed with
-the transaction.
+the transaction. A source that the shard begins to read while it has others begins at the watermark
+of the shard.
 
 A quiet source so closes what waits for its watermark, and a replay gives what the live run gave, at
 whatever speed: (b) depends on publication times. The present is at most the publication time of the
@@ -19,12 +20,12 @@ message that comes next, as far as the clocks of producers agree with that of th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
 from gazette_sdk.errors import ConfigurationError, ValidationError
-from gazette_sdk.message.checkpoint import SourceTimes
+from gazette_sdk.message.checkpoint import Checkpoint, SourceTimes
 from gazette_sdk.user_code import call
 
 SECOND_US = 1_000_000
@@ -114,10 +115,21 @@ class EventTime:
         }
         return {journal: each for journal, each in times.items() if any(each)}
 
-    def restore(self, times: Mapping[str, SourceTimes]) -> None:
-        """Continue at the times of a checkpoint. A journal that is no source is left out."""
+    def restore(self, journals: Iterable[str], checkpoint: Checkpoint) -> None:
+        """Continue at the times of a checkpoint.
+
+        Args:
+            journals: names of the sources from now on.
+            checkpoint: has the times, and the offsets of the sources that were read before.
+        """
+        self._sources = {journal: _Source() for journal in journals}
         for journal, source in self._sources.items():
-            source.watermark_us, source.published_us = times.get(journal, SourceTimes())
+            times = checkpoint.times.get(journal, SourceTimes())
+            source.watermark_us, source.published_us = times
+        read = self._sources.keys() & (checkpoint.offsets.keys() | checkpoint.times.keys())
+        least_us = min((self._sources[journal].watermark_us for journal in read), default=0)
+        for journal in self._sources.keys() - read:
+            self._sources[journal].watermark_us = least_us
         self.watermark_us = self._least_us()
 
     def read(self, journal: str, published_us: int) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from gazette_sdk.errors import (
     CheckpointMismatchError,
@@ -27,16 +27,20 @@ from gazette_sdk.message.fetcher import Opened, Plan
 from gazette_sdk.message.sequencer import RING_SIZE, Sequencer
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
-from gazette_sdk.protocol.labels import TABLE, values_of
+from gazette_sdk.protocol.labels import BROADCAST, TABLE, values_of
 from gazette_sdk.protocol.names import strip_meta, validate_journal
 from gazette_sdk.shard.application.application import Application
-from gazette_sdk.shard.application.sources import source_of
+from gazette_sdk.shard.application.sources import JoinedTopics, source_of
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.journal_reader import read_metadata
 from gazette_sdk.user_code import call
 
 MessageType = Callable[[pb.JournalSpec], type]
 """Function that returns the class of a journal's messages. It may look at the journal's labels."""
+
+
+SourceGone: TypeAlias = JournalNotFoundError | CheckpointMismatchError
+"""Error of a source that was deleted, or that was created again."""
 
 
 class Input:
@@ -54,7 +58,8 @@ class Input:
         acknowledgements: return acknowledgements of committed messages, too.
         ring_size: number of messages of open transactions that are kept in memory.
         follows: read on at the write heads; else reading ends there.
-        shard: id of the shard, for errors; empty for none.
+        gone: returns the error to raise for one of a source that was deleted, or created again;
+            None to raise that.
 
     Attributes:
         on_undecodable: called by :meth:`poll` with the error of content that is no message, once
@@ -76,7 +81,7 @@ class Input:
         acknowledgements: bool = False,
         ring_size: int = RING_SIZE,
         follows: bool = True,
-        shard: str = "",
+        gone: Callable[[SourceGone], GazetteError] | None = None,
     ) -> None:
         if not sources:
             raise ConfigurationError(
@@ -85,7 +90,7 @@ class Input:
         for journal in sources:
             validate_journal(journal)
         self._transport = transport
-        self._shard = shard
+        self._gone = gone
         offsets = {
             journal: max(least, checkpoint.offsets.get(journal, 0))
             for journal, least in sources.items()
@@ -155,9 +160,9 @@ class Input:
                 if self._has_passed_over:
                     return []
         except (JournalNotFoundError, CheckpointMismatchError) as error:
-            if not self._shard:
+            if self._gone is None:
                 raise
-            raise _source_gone(error, self._shard) from error
+            raise self._gone(error) from error
         self.is_read_through = self._reader.has_ended
         return None
 
@@ -207,9 +212,11 @@ class Input:
         await self._reader.aclose()
 
 
-def _source_gone(error: JournalNotFoundError | CheckpointMismatchError, shard: str) -> GazetteError:
-    """Return the error of a source that was deleted, or that was created again, for a shard."""
-    again = f"`gazctl shards reset -l id={shard} --to begin`, with --keep-state to keep its state"
+def _source_gone(shard: str, of_tables: Collection[str], error: SourceGone) -> GazetteError:
+    """Return the error of a source for the shard that reads it, with the remedy."""
+    again = f"`gazctl shards reset -l id={shard} --to begin`"
+    if error.journal not in of_tables:
+        again += ", with --keep-state to keep its state"
     if isinstance(error, CheckpointMismatchError):
         return CheckpointMismatchError(
             f"{error.journal}, a source of {shard}, was deleted and created again, and the shard's"
@@ -236,6 +243,12 @@ def _decoders(message: MessageType) -> Callable[[Opened], JournalDecoder[Any]]:
         return journal_decoder(call(message, spec), opened, sequenced=True)
 
     return new_decoder
+
+
+_CHANGE_BACK = (
+    "Change it back; or delete the shard by `gazctl shards delete --with-log`, so that it begins"
+    " from nothing"
+)
 
 
 class ShardInputs:
@@ -273,11 +286,11 @@ class ShardInputs:
             self._transport,
             sources,
             checkpoint,
-            partial(self._message_of, spec.id, of_tables),
+            partial(self._message_of, spec),
             acknowledgements=self._application.reads_acks,
             ring_size=spec.ring_buffer_size or RING_SIZE,
             follows=not reads_tables_first,
-            shard=spec.id,
+            gone=partial(_source_gone, spec.id, of_tables),
         )
         if reads_tables_first:
             self._of_tables = opened
@@ -290,24 +303,30 @@ class ShardInputs:
         if self._of_tables is None or not self._of_tables.is_read_through:
             return False
         passed = self._of_tables.passed()  # the last transaction may have been aborted
+        if not passed.keys() >= set(journals):
+            return False  # a topic has grown
         return all(checkpoint.offsets.get(each, 0) >= passed.get(each, 0) for each in journals)
 
-    def _message_of(
-        self, shard: str, of_tables: Collection[str], journal: pb.JournalSpec
-    ) -> type[Any]:
+    def _message_of(self, shard: cpb.ShardSpec, journal: pb.JournalSpec) -> type[Any]:
         """Return the class of a journal's messages, and note its topic.
 
         Raises:
-            ConfigurationError: it is of no topic; or of a table, which the shard does not know of.
+            ConfigurationError: it is of no topic; or the shard was made for another declaration.
         """
         application = self._application
-        topic = self._topics[journal.name] = source_of(application.all_sources, journal)
+        sources = application.all_sources
+        topic = self._topics[journal.name] = source_of(sources, journal)
         is_of_table = any(table.topic == topic for table in application.tables)
-        if is_of_table != (journal.name in of_tables):
+        is_of_all = isinstance(sources, JoinedTopics) and topic in sources.broadcast
+        if is_of_table != (journal.name in values_of(shard.labels, TABLE)):
             raise ConfigurationError(
-                f"{shard} reads {journal.name}, {'not ' * is_of_table}for a table, and the"
-                f" application declares {application.tables!r}: its `tables=` has changed. Change"
-                " it back; or delete the shard by `gazctl shards delete --with-log`, so that it"
-                " begins from nothing"
+                f"{shard.id} reads {journal.name}, {'not ' * is_of_table}for a table, and the"
+                f" application declares {application.tables!r}: its `tables=` has changed."
+                f" {_CHANGE_BACK}"
+            )
+        if is_of_all != (journal.name in values_of(shard.labels, BROADCAST)):
+            raise ConfigurationError(
+                f"{shard.id} reads {journal.name}{' alone' * is_of_all}, and the application"
+                f" declares {sources!r}: what every shard reads has changed. {_CHANGE_BACK}"
             )
         return call(application.new_message, journal)

@@ -36,6 +36,7 @@ from gazette_sdk.errors import (
     UnreadableStateError,
 )
 from gazette_sdk.message.checkpoint import Checkpoint
+from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.labels import TABLE
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.stores.base import ExpiringStore, TimerStore
@@ -265,9 +266,8 @@ class Runner:
         if application.tables:
             self._txn.all_tables = Tables(application.tables, store, shard.topics)
         if application.has_event_time:
-            of_tables = shard.labels(TABLE)
             self._txn.times = EventTime(
-                [journal for journal in shard.journals if journal not in of_tables],
+                self._consumed_journals(),
                 application.event_time,
                 lateness_s=application.lateness_s,
                 idle_s=application.idle_s,
@@ -299,6 +299,7 @@ class Runner:
         self._arrival: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._restored: Checkpoint | None = None
+        self._next_spec: cpb.ShardSpec | None = None
         self._counted = Counts()
 
     # -------------------------------------------------------------------- life
@@ -309,13 +310,14 @@ class Runner:
         Raises:
             GazetteError: the store cannot be restored.
         """
+        if self._next_spec is not None:
+            self._shard.spec, self._next_spec = self._next_spec, None
+            self._consumer.ends_input = False
         checkpoint: Checkpoint = await self._call_store("restore")
         if self._shard.reset not in {"", checkpoint.reset}:
-            of_tables = self._shard.labels(TABLE)
-            sources = [each for each in self._shard.journals if each not in of_tables]
-            checkpoint = checkpoint.without(sources)
+            checkpoint = checkpoint.without(self._consumed_journals())
         if self._txn.times is not None:
-            self._txn.times.restore(checkpoint.times)
+            self._txn.times.restore(self._consumed_journals(), checkpoint)
         if self._txn.all_tables is not None:
             await self._on_worker(self._txn.all_tables.restore)
         if isinstance(self.store, ExpiringStore):
@@ -361,6 +363,22 @@ class Runner:
         finally:
             await self.aclose()
 
+    def change_spec(self, spec: cpb.ShardSpec) -> None:
+        """Read the sources of another spec after the current transaction, if they are others.
+
+        On the event loop.
+        """
+        sources = {source.journal: source.min_offset for source in spec.sources}
+        if self._next_spec is None and sources.keys() == set(self._shard.journals):
+            return
+        self._next_spec = spec
+        self.progress.publish(
+            {name: sources[name] for name in sources.keys() - set(self._shard.journals)}
+        )
+        self._consumer.ends_input = True
+        self.machine.available = True  # so that the end of the input is noticed
+        self._wake.set()
+
     def interrupt(self) -> None:
         """End the waits of a worker, before :meth:`run` is cancelled, which waits for its call."""
         self._output.interrupt()
@@ -393,6 +411,11 @@ class Runner:
             f"the handler {handler} has not returned for the record of {envelope.journal} at offset"
             f" {envelope.begin}"
         )
+
+    def _consumed_journals(self) -> list[str]:
+        """Return the sources that are of no table."""
+        of_tables = self._shard.labels(TABLE)
+        return [journal for journal in self._shard.journals if journal not in of_tables]
 
     def _lag_bytes(self, journal: str) -> int:
         """Return the bytes of a source that are not read through, as far as is known."""

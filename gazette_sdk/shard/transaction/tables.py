@@ -1,8 +1,13 @@
 """Tables: the newest message of each key of a topic, which is joined.
 
 A table is made of the messages of a topic, in the shard that reads the same partition of the topics
-of the handler. It is a part of the shard's state: rows of the store, which are committed with the
-rest. A row has the topic, shortened to a digest, and the key.
+of the handler; of a topic that is broadcast, in every shard. It is a part of the shard's state:
+rows of the store, which are committed with the rest. A row has the topic, shortened to a digest,
+and the key.
+
+The messages of a key are in one partition, and the last one is the newest. Of a topic that is
+broadcast they may be in several, after it has grown, and these are read in any order. So its rows
+have the time of publication, also those of keys that were removed.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar, overload
 
 from gazette_sdk.errors import ConfigurationError, DecodeError, ShardStoreError, ValidationError
 from gazette_sdk.message.kinds import known_kind
+from gazette_sdk.shard.application.sources import Broadcast
 from gazette_sdk.shard.stores.base import (
     TIMER_KEY_BYTES_MAX,
     UNCOMMITTED_BYTES_MAX,
@@ -25,8 +31,9 @@ from gazette_sdk.user_code import call
 V = TypeVar("V")
 D = TypeVar("D")
 
-_PREFIX = b"\xfe"  # the rows of windows begin with another byte
+_PREFIX, _BROADCAST = b"\xfe", b"\xff"  # the rows of windows begin with other bytes
 _DIGEST_BYTES = 8
+_CLOCK_BYTES = 8
 _END = b"\x00"
 _MISSING: Any = object()
 
@@ -35,9 +42,12 @@ class Table(Generic[V]):
     """Declaration of a table.
 
     Attributes:
+        source: the topic as it was declared.
+        is_broadcast: every shard has the whole table.
         topic: label selector of its journals.
         key: returns the key of a message.
         message: class of the messages.
+        prefix: prefix of its rows.
         removes: returns True for a message that removes its key.
         bootstrap: read the table through before the first message of the sources.
 
@@ -45,11 +55,21 @@ class Table(Generic[V]):
         ConfigurationError: the key is no function, or objects of the class cannot be kept.
     """
 
-    __slots__ = ("_digest", "bootstrap", "codec", "key", "message", "removes", "topic")
+    __slots__ = (
+        "bootstrap",
+        "codec",
+        "is_broadcast",
+        "key",
+        "message",
+        "prefix",
+        "removes",
+        "source",
+        "topic",
+    )
 
     def __init__(
         self,
-        topic: str,
+        source: str | Broadcast,
         *,
         key: Callable[[V], Any],
         message: type[V],
@@ -62,7 +82,10 @@ class Table(Generic[V]):
                 if not callable(key)
                 else f"`removes` of a table is a function of a message, and not {removes!r}"
             )
+        topic = source.topic if isinstance(source, Broadcast) else source
         check_message(f"the table of {topic}", message)
+        self.source = source
+        self.is_broadcast = isinstance(source, Broadcast)
         self.topic = topic
         self.key = key
         self.message = message
@@ -72,7 +95,7 @@ class Table(Generic[V]):
             self.codec = checked(value_codec(message))
         except ConfigurationError as error:
             raise ConfigurationError(f"the table of {topic}: {error}") from error
-        self._digest = digest_of(topic)
+        self.prefix = prefix_of(topic, is_broadcast=self.is_broadcast)
 
     def __repr__(self) -> str:
         return f"<table of {self.topic}>"
@@ -84,13 +107,13 @@ class Table(Generic[V]):
             ValidationError: it cannot be the key of a table.
         """
         try:
-            row = row_of(self._digest, key)
+            row = row_of(self.prefix, key)
         except (TypeError, OverflowError, UnicodeError) as error:
             raise ValidationError(f"{key!r} cannot be a key of {self!r}: {error}") from error
         if len(row) >= TIMER_KEY_BYTES_MAX:
             raise ValidationError(
                 f"a key of {self!r}, {str(key)[:40]!r}…, has {len(row)} bytes; use one of less than"
-                f" {TIMER_KEY_BYTES_MAX - len(_PREFIX) - _DIGEST_BYTES - 2} bytes"
+                f" {TIMER_KEY_BYTES_MAX - len(self.prefix) - 2} bytes"
             )
         return row
 
@@ -111,7 +134,7 @@ class Table(Generic[V]):
 
 
 def table(
-    topic: str,
+    topic: str | Broadcast,
     *,
     key: Callable[[V], Any],
     message: type[V],
@@ -131,10 +154,10 @@ def table(
             driver = txn.table(drivers).get(ride.driver)
 
     The topic is joined with the sources, as by ``shard.partitions``: it needs as many partitions,
-    by the same key.
+    by the same key. Of a ``shard.broadcast`` each shard has the whole table.
 
     Args:
-        topic: label selector of its journals.
+        topic: label selector of its journals, or a ``shard.broadcast`` of it.
         key: returns the key of a message: a str, bytes, an int or a tuple of them.
         message: class of the messages: a dataclass, a Struct, a dict or a protobuf class.
         removes: returns True for a message that removes its key from the table.
@@ -204,10 +227,19 @@ class OpenTable(Generic[V]):
             ShardStoreError: the store failed, or the message is not of the declared class.
         """
         row = self.declared.row_of(key)
-        encoded = self._changes.get(row, _MISSING)
-        if encoded is _MISSING:
-            encoded = self._rows.row(row)
+        encoded = self.row(row)
+        if encoded is not None and self.declared.is_broadcast:
+            encoded = message_of(row, encoded)
         return default if encoded is None else self.declared.decode(encoded)
+
+    def row(self, key: bytes) -> bytes | None:
+        """Return a row as it is kept; None if there is none of the key.
+
+        Raises:
+            ShardStoreError: the store failed.
+        """
+        found = self._changes.get(key, _MISSING)
+        return self._rows.row(key) if found is _MISSING else found
 
     def __getitem__(self, key: Any) -> V:
         found: V = self.get(key, _MISSING)
@@ -273,8 +305,13 @@ class Tables:
         """Return the table that is made of a journal; None if none is."""
         return self._declared.get(self._topics.get(journal, ""))
 
-    def put(self, declared: Table[Any], message: Any) -> None:
+    def put(self, declared: Table[Any], message: Any, clock: int = 0) -> None:
         """Put a message into its table, or remove its key.
+
+        Args:
+            declared: the table.
+            message: the message.
+            clock: clock of its UUID.
 
         Raises:
             ValidationError: its key cannot be the key of a table.
@@ -285,6 +322,11 @@ class Tables:
         value = None
         if declared.removes is None or not call(declared.removes, message):
             value = declared.codec.encode(message)
+        if declared.is_broadcast:
+            known = self._open[declared.topic].row(row)
+            if known is not None and clock < int.from_bytes(known[:_CLOCK_BYTES], "big"):
+                return
+            value = clock.to_bytes(_CLOCK_BYTES, "big") + (b"" if value is None else b"\1" + value)
         self._changes[row] = value
         self._changed_bytes += len(row) + len(value or b"")
 
@@ -313,27 +355,35 @@ def undeclared(declared: Table[Any]) -> ConfigurationError:
 
 
 ROWS = _PREFIX
-"""Prefix of the rows of all tables."""
+"""Least row of a table; all rows after it are of tables."""
 
 
-def digest_of(topic: str) -> bytes:
-    """Return what the rows of a topic's table have for the topic."""
-    return hashlib.blake2b(topic.encode(), digest_size=_DIGEST_BYTES).digest()
+def prefix_of(topic: str, *, is_broadcast: bool) -> bytes:
+    """Return the prefix of the rows of a topic's table."""
+    digest = hashlib.blake2b(topic.encode(), digest_size=_DIGEST_BYTES).digest()
+    return (_BROADCAST if is_broadcast else _PREFIX) + digest
 
 
-def row_of(digest: bytes, key: Any) -> bytes:
-    """Return the key of a row, by what it has for its topic."""
-    return _PREFIX + digest + any_key.encode(key) + _END
+def row_of(prefix: bytes, key: Any) -> bytes:
+    """Return the key of a row of the table of a prefix."""
+    return prefix + any_key.encode(key) + _END
 
 
 def parse_row(row: bytes) -> tuple[bytes, Any]:
-    """Return what a row has for its topic, and its key.
+    """Return the prefix of a row's table, and its key.
 
     Raises:
         ShardStoreError: the row is of no table.
     """
     at = len(_PREFIX) + _DIGEST_BYTES
     try:
-        return row[len(_PREFIX) : at], any_key.decode(row[at : -len(_END)])
+        return row[:at], any_key.decode(row[at : -len(_END)])
     except (DecodeError, ValueError) as error:
         raise ShardStoreError(f"the row {row!r} is of no table: {error}") from error
+
+
+def message_of(row: bytes, encoded: bytes) -> bytes | None:
+    """Return the encoded message of a row; None if its key was removed."""
+    if not row.startswith(_BROADCAST):
+        return encoded
+    return encoded[_CLOCK_BYTES + 1 :] if len(encoded) > _CLOCK_BYTES else None

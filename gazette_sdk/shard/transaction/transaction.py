@@ -48,13 +48,13 @@ if TYPE_CHECKING:
     from gazette_sdk.shard.recovery.hints import FileChange
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Shard:
     """A shard of which this process is the primary, as an application sees it.
 
     Attributes:
         id: its id.
-        spec: its specification when the primary run began.
+        spec: its specification when its journals were opened last.
         directory: local directory of its store; empty, or recovered from the recovery log.
         full_name: its id after the application's name: unique among all applications.
         transport: transport to its journals.

@@ -108,7 +108,9 @@ def test_a_shard_whose_source_is_created_again_stays_and_is_reset(gazette, gazct
         assert ids(consumer) == [ONE, TWO]
 
 
-def test_a_shard_that_misses_one_of_its_sources_is_kept_and_shown(gazette, gazctl, monkeypatch):
+def test_a_shard_that_misses_one_of_its_sources_is_kept_and_shown(
+    gazette, gazctl, monkeypatch, caplog
+):
     """It ends once the other one is deleted, too."""
     monkeypatch.setattr(generator, "DELETION_GRACE_S", 0.5)
     ride_join.create_journals(gazette.transport)
@@ -120,6 +122,7 @@ def test_a_shard_that_misses_one_of_its_sources_is_kept_and_shown(gazette, gazct
         journals.delete("drivers/part-001")
         text = f"the shard {two} reads drivers/part-001, which does not exist any more"
         wait_for(lambda: text in gazctl.ok("shards", "list").stderr)
+        assert sum(each.startswith(text) for each in caplog.messages) == 1
         wait_for(lambda: "drivers/part-001" in errors(consumer, two))
         assert ids(consumer) == [one, two]
         journals.delete("rides/part-001")

@@ -23,7 +23,14 @@ from gazette_sdk.errors import (
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.journal_spec import validate_journal_spec
-from gazette_sdk.protocol.labels import MANAGED_BY, label_set, value_of
+from gazette_sdk.protocol.labels import (
+    BROADCAST,
+    MANAGED_BY,
+    TABLE,
+    label_set,
+    value_of,
+    values_of,
+)
 from gazette_sdk.protocol.shard_spec import validate_shard_id
 from gazette_sdk.shard.application import generator
 from gazette_sdk.shard.application.generator import (
@@ -118,7 +125,7 @@ def test_recovery_logs_and_unreadable_journals_are_no_sources():
     log = journal("recovery/x", **{"content-type": "application/x-gazette-recoverylog"})
     hidden = journal("orders/hidden")
     hidden.flags = pb.JournalSpec.O_WRONLY
-    assert generated(declared(), [[log, hidden]]) == ([], [], [], [])
+    assert generated(declared(), [[log, hidden]]) == ([], [], [], [], [])
 
 
 def test_stores_without_files_have_no_log():
@@ -407,6 +414,87 @@ def test_the_generator_shows_what_is_not_read_and_goes_on_once_it_can_be(caplog)
     assert works.startswith("creation of shards of totals works again")
 
 
+# ---------------------------------------------------------------- topics that every shard reads
+
+
+RATES = shard.broadcast("topic=rates")
+RATE_TABLE = shard.table(RATES, key=lambda order: order.customer, message=Order)
+READS_RATES = declared(sources=shard.partitions("topic=orders", RATES))
+KEEPS_RATES = declared(tables=[RATE_TABLE])
+
+
+@pytest.mark.parametrize("application", [READS_RATES, KEEPS_RATES])
+def test_new_partitions_of_a_topic_that_is_broadcast_are_added_to_the_shards(application):
+    orders = of_topic("orders", "000", "001")
+    before = generated(application, [orders, of_topic("rates", "000")])
+    one, two = before.shards
+    existing = known(before.shards)
+    rates = of_topic("rates", "000", "001", "-first")
+    found = generated(application, [orders, rates], existing)
+    assert (found.shards, found.faults, found.unread) == ([], [], [])
+    assert [each.spec.id for each in found.grown] == [one.id, two.id]
+    assert [each.mod_revision for each in found.grown] == [1, 1]
+    new = found.grown[0].spec
+    read = ["rates/part--first", "rates/part-000", "rates/part-001"]
+    assert [source.journal for source in new.sources] == ["orders/part-000", *read]
+    assert [source.min_offset for source in new.sources] == [0] * 4
+    assert values_of(new.labels, BROADCAST) == read
+    assert values_of(new.labels, TABLE) == (read if application is KEEPS_RATES else [])
+    assert new == generated(application, [orders, rates]).shards[0]
+    assert found.grown[0].journals == ["rates/part--first", "rates/part-001"]
+    # Then there is nothing to do.
+    existing = {each.spec.id: KnownShard(each.spec, 2) for each in found.grown}
+    assert generated(application, [orders, rates], existing) == ([], [], [], [], [])
+
+
+@pytest.mark.parametrize("shard_name", ["by-hand", "totals/orders/part-000"])
+def test_a_topic_is_not_added_to_a_shard_that_reads_none_of_it(shard_name):
+    """Its state is of the time before, or somebody else has made it."""
+    existing = known([made_by("totals", shard_name, "orders/part-000")])
+    topics = [of_topic("orders", "000"), of_topic("rates", "000")]
+    found = generated(READS_RATES, topics, existing)
+    assert (found.shards, found.grown, found.unread) == ([], [], ["rates/part-000"])
+    [fault] = found.faults
+    assert "the application's topics have changed" in str(fault)
+
+
+def test_a_shard_is_deleted_with_its_partition_and_not_with_one_that_all_read():
+    [spec] = generated(
+        READS_RATES, [of_topic("orders", "000"), of_topic("rates", "000", "001")]
+    ).shards
+    made = Looks(spec)
+    for name in [f"recovery/{spec.id}", "orders/part-000", "rates/part-000"]:
+        made.transport.create(name)
+    assert made.look() == made.look(DELETION_GRACE_S) == []
+    [fault] = made.deleted.faults
+    assert "reads rates/part-001, which does not exist any more" in str(fault)
+    made.transport.delete("orders/part-000")
+    assert made.look() == []
+    assert made.look(DELETION_GRACE_S) == [spec.id]
+
+
+def test_shards_that_grow_are_changed_as_they_are_known(caplog):
+    [spec] = generated(READS_RATES, [of_topic("orders", "000"), of_topic("rates", "000")]).shards
+    applied = []
+
+    async def existing():
+        return {spec.id: KnownShard(spec, 7)}
+
+    async def apply(changes):
+        applied.extend(changes)
+
+    made = ShardGenerator(READS_RATES, MemoryTransport(), (), existing=existing, apply=apply)
+    with caplog.at_level("INFO"):
+        topics = [of_topic("orders", "000"), of_topic("rates", "000", "001")]
+        asyncio.run(made.generate(topics))
+    [change] = applied
+    assert (change.upsert.id, change.expect_mod_revision) == (spec.id, 7)
+    [text] = caplog.messages
+    assert text == (
+        "rates/part-001: added to the sources of totals/orders/part-000, to be read from the begin"
+    )
+
+
 # ---------------------------------------------------------------- sources that were deleted
 
 
@@ -483,6 +571,15 @@ def test_a_shard_that_is_not_of_the_generator_is_not_deleted():
     made = Looks(by_hand, unlabeled)
     assert made.look() == made.look(DELETION_GRACE_S) == []
     assert (made.deleted.faults, made.deleted.waits) == ([], False)
+
+
+def test_a_process_that_leads_again_begins_to_wait_again():
+    made = Looks(SHARD)
+    made.transport.create(LOG)
+    assert made.look() == []
+    made.deleted.forget()
+    assert made.look(DELETION_GRACE_S) == []
+    assert made.look(DELETION_GRACE_S) == [SHARD.id]
 
 
 def test_a_journal_that_only_lost_its_labels_is_read_on():

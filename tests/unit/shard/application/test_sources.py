@@ -20,8 +20,9 @@ from gazette_sdk.shard.application.sources import (
     topics_of,
 )
 
-RIDES, DRIVERS = "topic=rides", "topic=drivers"
+RIDES, DRIVERS, RATES = "topic=rides", "topic=drivers", "topic=rates"
 JOINED = shard.partitions(RIDES, DRIVERS)
+WITH_RATES = shard.partitions(shard.broadcast(RATES), RIDES, DRIVERS)
 
 
 def journal(name, **labels):
@@ -45,6 +46,7 @@ def names(groups):
         ("rides/one", (), ("rides/one",), ["name=rides/one"]),
         (["b/two", "a/one"], (), ("b/two", "a/one"), ["name in (a/one,b/two)"]),
         (JOINED, (RIDES, DRIVERS), (), [RIDES, DRIVERS]),
+        (WITH_RATES, (RATES, RIDES, DRIVERS), (), [RATES, RIDES, DRIVERS]),
     ],
 )
 def test_sources_are_selectors_or_names(sources, topics, journals, selectors):
@@ -62,6 +64,10 @@ def test_sources_are_selectors_or_names(sources, topics, journals, selectors):
         ((RIDES, RIDES), "takes several different topics, and not"),
         ((RIDES, "rides/part-000"), "takes label selectors, as 'topic=rides', and not"),
         ((RIDES, [DRIVERS]), "takes label selectors, as 'topic=rides', and not"),
+        ((RIDES, "topic in (rides)"), "takes several different topics, and not"),
+        ((RIDES, shard.broadcast(RIDES)), "takes several different topics, and not"),
+        ((shard.broadcast(RATES),), "is read beside partitions, each of which has a shard"),
+        ((shard.broadcast(RATES), shard.broadcast(RIDES)), "is read beside partitions"),
     ],
 )
 def test_what_is_not_several_topics_is_refused(topics, error):
@@ -79,7 +85,7 @@ def test_partitions_of_one_number_have_one_shard(count, random):
     rides, drivers = topic("rides", count), topic("drivers", count)
     random.shuffle(rides)
     random.shuffle(drivers)
-    groups, fault = group_journals(JOINED, [rides, drivers])
+    groups, fault, _ = group_journals(JOINED, [rides, drivers])
     assert fault is None
     assert names(groups) == [
         [f"rides/part-{number:03}", f"drivers/part-{number:03}"] for number in range(count)
@@ -97,12 +103,14 @@ def test_recovery_logs_and_journals_that_cannot_be_read_have_no_number():
     hidden = journal("drivers/hidden")
     hidden.flags = pb.JournalSpec.O_WRONLY
     log = journal("drivers/log", **{"content-type": "application/x-gazette-recoverylog"})
-    groups, fault = group_journals(JOINED, [topic("rides", 1), [hidden, log, *topic("drivers", 1)]])
+    groups, fault, _ = group_journals(
+        JOINED, [topic("rides", 1), [hidden, log, *topic("drivers", 1)]]
+    )
     assert (names(groups), fault) == ([["rides/part-000", "drivers/part-000"]], None)
 
 
 def test_topics_without_journals_are_waited_for():
-    assert group_journals(JOINED, [topic("rides", 3), []]) == ([], None)
+    assert group_journals(JOINED, [topic("rides", 3), []]) == ([], None, {})
 
 
 @pytest.mark.parametrize("counts", [(3, 4), (4, 3), (1, 2)])
@@ -121,7 +129,7 @@ def test_topics_of_different_numbers_of_partitions_are_refused(counts):
 def test_topics_with_a_journal_in_common_are_refused():
     both = journal("rides/part-000")
     both.labels.CopyFrom(label_set([("topic", "drivers"), ("topic", "rides")]))
-    [*_], fault = group_journals(JOINED, [[both], [both]])
+    fault = group_journals(JOINED, [[both], [both]]).fault
     assert "the journal rides/part-000 is of topic=rides and of topic=drivers" in str(fault)
 
 
@@ -136,3 +144,46 @@ def test_the_source_of_a_journal_is_its_selector():
 def test_partitions_are_shown_as_they_are_declared():
     assert repr(JOINED) == "partitions('topic=rides', 'topic=drivers')"
     assert isinstance(JOINED, JoinedTopics)
+
+
+# ---------------------------------------------------------------- topics that every shard reads
+
+
+@given(st.integers(1, 5), st.integers(1, 5))
+def test_every_shard_reads_all_partitions_of_a_topic_that_is_broadcast(count, rates):
+    listings = [topic("rates", rates), topic("rides", count), topic("drivers", count)]
+    groups, fault, whole = group_journals(WITH_RATES, listings)
+    assert fault is None
+    assert [group[0] for group in names(groups)] == [
+        f"rides/part-{number:03}" for number in range(count)
+    ]
+    assert {name: [spec.name for spec in each] for name, each in whole.items()} == {
+        RATES: [f"rates/part-{number:03}" for number in range(rates)]
+    }
+
+
+def test_a_topic_that_is_broadcast_and_has_no_partitions_is_an_error():
+    found = group_journals(WITH_RATES, [[], topic("rides", 1), topic("drivers", 1)])
+    assert found.groups == []
+    assert str(found.fault).startswith("topic=rates, which every shard reads, has no partitions")
+    assert "gazctl journals create" in str(found.fault)
+
+
+def test_a_topic_that_is_broadcast_has_no_journal_in_common_with_others():
+    both = journal("rides/part-000", rates="yes")
+    sources = shard.partitions(RIDES, shard.broadcast("rates=yes"))
+    fault = group_journals(sources, [[both], [both]]).fault
+    assert "the journal rides/part-000 is of topic=rides and of rates=yes" in str(fault)
+
+
+@pytest.mark.parametrize("topic", ["rates", 7, ["topic=rates"]])
+def test_what_is_no_selector_cannot_be_broadcast(topic):
+    with pytest.raises(ConfigurationError, match=r"shard\.broadcast takes a label selector"):
+        shard.broadcast(topic)
+
+
+def test_a_broadcast_without_another_source_is_refused_where_it_is_declared():
+    with pytest.raises(
+        ConfigurationError, match=r"sources=shard\.partitions\('topic=rides', shard"
+    ):
+        check_sources("app", shard.broadcast(RATES))

@@ -4,11 +4,12 @@ import pytest
 
 from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.etcd_messages import KeyValue, WatchBatch, WatchEvent
-from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.errors import ConfigurationError, UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.shard.consumer.config import ConsumerConfig
 from gazette_sdk.shard.consumer.process import Consumer
+from gazette_sdk.shard.consumer.service import admit_upsert
 from gazette_sdk.shard.consumer.shard import LocalShard
 from support.etcd import run
 from support.order_totals import totals
@@ -128,3 +129,17 @@ def test_a_shard_goes_on_under_its_assignment_and_when_it_is_promoted():
         assert not shard.continues(item, primary, is_primary=True)  # the shard was made anew
 
     run(scenario())
+
+
+def reading(shard, *journals):
+    sources = [cpb.ShardSpec.Source(journal=each) for each in journals]
+    return cpb.ShardSpec(id=shard, sources=sources, recovery_log_prefix="logs", hint_prefix="/h")
+
+
+def test_a_caller_with_a_selector_may_share_sources_that_the_application_gives_to_several_shards():
+    one, two = (reading(f"app/a/{part}", f"a/{part}", "rates/0") for part in "01")
+    admit_upsert(two, None, [one, two], [one])
+    with pytest.raises(UnauthenticatedError, match="the source of app/a/0"):
+        admit_upsert(two, None, [two], [one])
+    with pytest.raises(UnauthenticatedError, match="the source"):
+        admit_upsert(reading("app/a/1", "a/0", "a/1"), None, [one, two], [one])

@@ -191,7 +191,8 @@ def application_of(store):
 def test_a_changed_spec_changes_the_limits_of_a_running_primary(tmp_path):
     async def scenario():
         local = a_shard(tmp_path)
-        local._runner = SimpleNamespace(machine=RecordedLimits())
+        changed = []
+        local._runner = SimpleNamespace(machine=RecordedLimits(), change_spec=changed.append)
         spec = cpb.ShardSpec(id=local.id, disable_wait_for_ack=True)
         spec.min_txn_duration.FromMilliseconds(250)
         spec.max_txn_duration.FromSeconds(3)
@@ -201,6 +202,7 @@ def test_a_changed_spec_changes_the_limits_of_a_running_primary(tmp_path):
             "max_s": 3.0,
             "waits_for_acks": False,
         }
+        assert changed == [spec]
 
     run(scenario())
 

@@ -109,13 +109,22 @@ def test_times_are_those_of_a_checkpoint():
     consume(times, "a", 100, 99)
     consume(times, "b", 90, 80)
     stored = Checkpoint({"a": 1, "b": 2}, times=times.times).to_bytes()
-    restored = new("a", "b", "c")
-    restored.restore(Checkpoint.from_bytes(stored).times)
-    assert restored.watermark_us == 0, "c is new"
-    restored = new("b")
-    restored.restore(Checkpoint.from_bytes(stored).times)
+    restored = new()
+    restored.restore("abc", Checkpoint.from_bytes(stored))
+    assert seconds(restored.watermark_us_of("c")) == 80, "c is new, and the watermark never falls"
+    assert seconds(restored.watermark_us) == 80
+    restored.restore("b", Checkpoint.from_bytes(stored))
     assert seconds(restored.watermark_us) == 80
     assert Checkpoint.from_bytes(stored).times["a"] == SourceTimes(BEGIN + 99 * S, BEGIN + 100 * S)
+
+
+def test_a_source_that_was_never_read_from_holds_the_watermark_after_a_restart_as_before():
+    times = new("a", "b", idle_s=None)
+    consume(times, "a", 100, 99)
+    assert times.watermark_us == 0
+    stored = Checkpoint({"a": 1, "b": 0}, times=times.times).to_bytes()
+    times.restore("ab", Checkpoint.from_bytes(stored))
+    assert (times.watermark_us_of("b"), times.watermark_us) == (0, 0)
 
 
 @pytest.mark.parametrize("at", [math.nan, -1.0, math.inf, 3e11, "now", None, True])
@@ -178,7 +187,7 @@ class Counts:
         """Continue as another process, from what is committed."""
         stored = Checkpoint(dict.fromkeys(self.journals, 1), times=self.times.times).to_bytes()
         self.times = EventTime(self.journals, attrgetter("at"), **self.options)
-        self.times.restore(Checkpoint.from_bytes(stored).times)
+        self.times.restore(self.journals, Checkpoint.from_bytes(stored))
 
     def ended(self):
         for journal in self.journals:

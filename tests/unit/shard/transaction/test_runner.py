@@ -537,7 +537,7 @@ class World:
         )
         self.feed = None
         spec = cpb.ShardSpec(id="s", sources=[cpb.ShardSpec.Source(journal=JOURNAL)])
-        handle = shard.Shard("s", spec, directory, "test/s")
+        handle = self.handle = shard.Shard("s", spec, directory, "test/s")
         self.store = application.new_store(handle)
         self.runner = Runner(
             application,
@@ -592,6 +592,51 @@ def test_the_next_transaction_consumes_while_one_commits_and_commits_behind_it(t
         world.log.appends[1].set_result(22)
         await until(lambda: world.runner.progress.read_through == {JOURNAL: 3})
         assert application.futures[1].result(0) is None
+        await stopped(task)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("kind", [Traced, TracedAsync])
+@pytest.mark.parametrize("when", ["before", "open", "committing", "idle"])
+def test_a_further_source_is_read_after_the_current_transaction(kind, when, tmp_path):
+    """The input before it ends: what it has read is committed once, and nothing is left out."""
+    spec = cpb.ShardSpec(
+        id="s", sources=[cpb.ShardSpec.Source(journal=name) for name in ("a/more", JOURNAL)]
+    )
+
+    async def scenario():
+        application = kind()
+        world = World(tmp_path, application, min_txn_s=0.2 if when == "open" else 0.0)
+        if when == "before":
+            world.runner.change_spec(spec)
+        world.add(ORDERS[0])
+        task = asyncio.create_task(world.runner.run())
+        if when == "open":
+            await until(lambda: application.calls == ["begin", "ada"])
+            world.runner.change_spec(spec)
+            assert world.handle.journals == (JOURNAL,)
+        await until(lambda: len(world.log.appends) == 1)
+        if when == "committing":
+            world.runner.change_spec(spec)
+            assert world.handle.journals == (JOURNAL,)
+            world.add(ORDERS[1])  # left to the next input
+        world.log.appends[0].set_result(11)
+        await until(lambda: world.runner.progress.read_through.get(JOURNAL) == 1)
+        if when == "idle":
+            await until(lambda: world.runner.is_idle)
+            world.runner.change_spec(spec)
+            world.runner.change_spec(spec)
+        assert world.runner.progress.read_through == {JOURNAL: 1, "a/more": 0}
+        await until(lambda: world.handle.journals == ("a/more", JOURNAL))
+        if when != "committing":
+            world.add(ORDERS[1])
+        await until(lambda: len(world.log.appends) == 2)
+        world.log.appends[1].set_result(22)
+        await until(lambda: world.runner.progress.read_through.get(JOURNAL) == 2)
+        assert [name for name in application.calls if name in {"ada", "bob"}] == ["ada", "bob"]
+        world.runner.change_spec(spec)  # of the same sources
+        assert not world.runner._consumer.ends_input
         await stopped(task)
 
     run(scenario())

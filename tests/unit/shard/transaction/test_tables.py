@@ -16,9 +16,11 @@ from gazette_sdk import JsonMessage, mapping, shard
 from gazette_sdk.errors import ConfigurationError, ShardStoreError, ValidationError
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.labels import label_set
 from gazette_sdk.shard.application.endpoints import Query
 from gazette_sdk.shard.application.generator import generated
+from gazette_sdk.shard.consumer.state import read_state
 from gazette_sdk.shard.transaction.failure import HandlerFailedError
 from gazette_sdk.shard.transaction.tables import Tables
 from gazette_sdk.testing import run_handler
@@ -136,6 +138,103 @@ def test_a_table_is_as_it_was_committed_after_a_restart(store, tmp_path):
     with pytest.raises(KeyError, match="cy"):
         found["cy"]
     second.destroy()
+
+
+WHOLE = shard.table(
+    shard.broadcast("topic=drivers"),
+    key=attrgetter("driver"),
+    message=Driver,
+    removes=lambda each: not each.car,
+)
+
+
+@given(MESSAGES, st.integers(1, 5))
+def test_a_table_that_every_shard_has_is_read_by_a_handler(messages, batch_count):
+    def consume(txn, ride):
+        driver = txn.table(WHOLE).get(ride.driver)
+        txn.publish(Trip(ride.number, driver.car if driver else "none"), mapping=TO_TRIPS)
+
+    made = shard.handler(
+        message=Ride, sources="topic=rides", tables=[WHOLE], store=shard.JsonStore, name="trips"
+    )(consume)
+    found = run_handler(made, messages, batch_count=batch_count)
+    assert found.published == expected(messages)
+
+
+def test_a_handler_consumes_a_topic_that_every_shard_reads():
+    def consume(txn, message):
+        trip = Trip(0, message.car) if isinstance(message, Driver) else Trip(message.number, "")
+        txn.publish(trip, mapping=mapping.direct(txn.source.replace("=", "/")))
+
+    sources = shard.partitions("topic=rides", shard.broadcast("topic=drivers"))
+    classes = {"topic=rides": Ride, "topic=drivers": Driver}
+    made = shard.handler(message=classes, sources=sources, store=shard.JsonStore, name="trips")
+    messages = [Ride("ada", 1), Driver("ada", "red"), Ride("ada", 2)]
+    assert run_handler(made(consume), messages).published == [
+        Trip(1, ""),
+        Trip(0, "red"),
+        Trip(2, ""),
+    ]
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_the_newest_message_of_several_partitions_is_that_which_was_published_last(store, tmp_path):
+    """Also after a key was removed: an older message does not bring it back."""
+    directory = tmp_path / "shard"
+    directory.mkdir()
+    made = STORES[store](directory)
+    made.restore()
+    tables = Tables([WHOLE], made, {})
+    tables.restore()
+    made.begin()
+    clock = 0
+    for name, car, clock in [
+        ("ada", "red", 5),
+        ("ada", "blue", 3),
+        ("bo", "green", 1),
+        ("bo", "red", 2),
+        ("cy", "red", 3),
+        ("cy", "", 7),
+        ("cy", "blue", 6),
+    ]:
+        tables.put(WHOLE, Driver(name, car), clock)
+        if clock == 3:  # across a commit
+            made.put_rows(tables.changes)
+            made.start_commit(Checkpoint({"drivers/part-000": clock}))
+            made.finish_commit()
+            tables.committed()
+            made.begin()
+    found = tables.open(WHOLE)
+    assert (found["ada"], found["bo"]) == (Driver("ada", "red"), Driver("bo", "red"))
+    assert "cy" not in found
+    tables.put(WHOLE, Driver("cy", "new"), 8)
+    assert found["cy"] == Driver("cy", "new")
+    made.destroy()
+
+
+def test_a_table_that_every_shard_has_is_shown_without_its_removed_keys(tmp_path):
+    store = shard.RocksStore[str, int](tmp_path)
+    store.restore()
+    tables = Tables([WHOLE], store, {})
+    tables.restore()
+    store.begin()
+    for clock, (name, car) in enumerate([("ada", "red"), ("bo", ""), ("cy", "blue")]):
+        tables.put(WHOLE, Driver(name, car), clock)
+    store.put_rows(tables.changes)
+    store.start_commit(Checkpoint({"drivers/part-000": 3}))
+    store.finish_commit()
+
+    def shown(**request):
+        with store.committed() as view:
+            found = read_state(view, cpb.StateRequest(what="tables", **request), [WHOLE.topic])
+        return [(each.place, each.key) for each in found.entries], found.more
+
+    ada, cy = (WHOLE.topic, '"ada"'), (WHOLE.topic, '"cy"')
+    assert shown() == ([ada, cy], False)
+    assert shown(limit=1) == ([ada], True)
+    assert shown(key="cy") == ([cy], False)
+    assert shown(key="bo") == ([], False)
+    store.destroy()
 
 
 def test_what_a_failed_transaction_has_put_is_dropped():
@@ -258,6 +357,8 @@ def test_what_is_no_table_is_refused_where_it_is_declared(declared, error):
         ({"tables": [DRIVERS], "sources": "topic=drivers"}, "several different topics"),
         ({"tables": [DRIVERS], "sources": None}, "has tables, which are joined with topics"),
         ({"tables": [DRIVERS], "sources": ["rides/one"]}, "has tables, which are joined with"),
+        ({"tables": [WHOLE], "sources": None}, "has tables, which are joined with topics"),
+        ({"tables": [WHOLE], "sources": "topic=drivers"}, "several different topics"),
         ({"tables": [DRIVERS], "store": type("Store", (), {})}, "has tables, which Store does not"),
     ],
 )

@@ -119,7 +119,7 @@ class Machine:
         self.times = EventTime(
             self.journals, attrgetter("at"), lateness_s=self.lateness_s, idle_s=self.idle_s
         )
-        self.times.restore(checkpoint.times)
+        self.times.restore(self.journals, checkpoint)
         self.timers = Timers(self.store, lambda: None)
         self.timers.restore(is_settable=False, has_windows=True)
         self.windows = new_windows(self.declared, self.store, self.timers, self.times)
