@@ -18,6 +18,15 @@ from gazette_sdk import shard
 def declared(txn, message):
     pass
 
+@shard.handler(
+    message=dict,
+    store=shard.JsonStore[dict],
+    sources=shard.partitions("topic=TOPIC", shard.broadcast("topic=all-TOPIC")),
+    name="TOPIC",
+)
+def broadcast(txn, message):
+    pass
+
 @shard.handler(message=dict, store=shard.JsonStore[dict], hot_standbys=2, name="TOPIC")
 def plain(txn, message):
     pass
@@ -85,6 +94,22 @@ def test_a_journal_that_a_shard_of_another_name_reads_gets_no_second_one(shards,
     ]
     assert shards(*generate).status == 0
     assert sorted(ids(shards)) == ["by-hand", f"{topic}/{topic}/part-001"]
+
+
+def test_new_partitions_of_a_topic_that_every_shard_reads_change_its_shards(shards, topic):
+    generate = ("generate", "applications:broadcast")
+    refused = shards(*generate)
+    assert refused.status == 1
+    assert f"topic=all-{topic}, which every shard reads, has no partitions" in refused.stderr
+    shards.tool.ok("journals", "create", f"all-{topic}", "--partitions", "1")
+    assert shards(*generate).text.count("created") == 2
+    shards.tool.ok("journals", "create", f"all-{topic}", "--partitions", "2")
+    dry = shards(*generate, "--dry-run")
+    assert dry.text.count(f"journal: all-{topic}/part-001") == 2
+    done = shards(*generate, "-o", "json")
+    assert [json.loads(line)["outcome"] for line in done.text.splitlines()] == ["updated"] * 2
+    assert shards("list", "-o", "yaml").text.count(f"journal: all-{topic}/part-001") == 2
+    assert (shards(*generate).status, shards(*generate).text) == (0, "")
 
 
 def test_later_partitions_get_shards_while_it_watches(shards, topic):

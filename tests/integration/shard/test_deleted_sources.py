@@ -153,3 +153,18 @@ def test_a_shard_that_was_made_by_hand_fails_and_is_not_deleted(gazette, gazctl,
         found = wait_for(lambda: errors(consumer, "by-hand"))
         assert "by-hand: JOURNAL_NOT_FOUND (it is a source of by-hand, and was deleted" in found
         assert "`gazctl shards delete -l id=by-hand`" in found
+
+
+def test_the_process_that_leads_deletes_a_shard_and_all_processes_see_it(
+    gazette, monkeypatch, caplog
+):
+    monkeypatch.setattr(generator, "DELETION_GRACE_S", 0.5)
+    order_totals.create_journals(gazette.transport)
+    with embedded(gazette, totals) as first, embedded(gazette, totals) as second:
+        first.wait_caught_up(timeout_s=60)
+        Journals(transport=gazette.transport).delete("orders/part-000")
+        for consumer in (first, second):
+            wait_for(lambda each=consumer: ids(each) == [TWO])
+        order_totals.publish(gazette.transport, 20)
+        second.wait_caught_up(timeout_s=60)
+        assert sum(text.startswith("deleted the shard") for text in caplog.messages) == 1
