@@ -390,8 +390,7 @@ class DeletedSources:
             if not missing:
                 continue  # the journal has other labels, and is read on
             log = recovery_log(known.spec)
-            of_all = values_of(known.spec.labels, BROADCAST)  # they are no reason for a shard
-            if not set(missing).issuperset([each for each in journals if each not in of_all]):
+            if not set(missing).issuperset(_own_sources(known.spec)):
                 faults.append(_source_missing(shard, missing))
             elif self._transport.may_hide_journals or not (log in found if log else found):
                 faults.append(_source_hidden(shard, missing, log))
@@ -411,6 +410,12 @@ class DeletedSources:
     def waits(self) -> bool:
         """A shard is to be deleted if its sources stay missing."""
         return bool(self._missing_since)
+
+
+def _own_sources(shard: cpb.ShardSpec) -> list[str]:
+    """Return the sources of a shard but for those that others read, too."""
+    of_all = values_of(shard.labels, BROADCAST)
+    return [each for each in source_journals(shard) if each not in of_all]
 
 
 def _source_missing(shard: str, journals: Sequence[str]) -> ConfigurationError:
@@ -584,7 +589,7 @@ class ShardGenerator:
                 _log.warning(
                     "deleted the shard %s, as %s was deleted, which it read%s",
                     spec.id,
-                    shown(source_journals(spec)),
+                    shown(_own_sources(spec)),
                     log
                     and f". Its recovery log {log} is kept: a shard of a new journal of that name"
                     f" would continue with it. Delete it by `gazctl journals delete {log}"

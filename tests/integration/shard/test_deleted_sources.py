@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
+
+import pytest
 
 from gazette_sdk import Journals, shard
 from gazette_sdk.cluster.etcd import Etcd
@@ -17,12 +20,31 @@ NAME = totals.full_name
 ONE, TWO = f"{NAME}/orders/part-000", f"{NAME}/orders/part-001"
 
 
+@pytest.fixture
+def logged():
+    """The texts that the generator logs, also while a tool sets up its log in this process."""
+    texts = []
+
+    def note(record):
+        texts.append(record.getMessage())
+        return True
+
+    log = logging.getLogger(generator.__name__)
+    log.addFilter(note)
+    yield texts
+    log.removeFilter(note)
+
+
 def wait_for(condition, timeout_s=60):
     ends_at = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < ends_at, "it has not happened in time"
         time.sleep(0.05)
     return found
+
+
+def deletions(texts):
+    return [text for text in texts if text.startswith("deleted the shard")]
 
 
 def ids(consumer):
@@ -61,7 +83,7 @@ def hints_in_etcd(endpoint):
     return run(scenario(), 30)
 
 
-def test_a_shard_ends_once_its_source_is_deleted(gazette, gazctl, monkeypatch, caplog):
+def test_a_shard_ends_once_its_source_is_deleted(gazette, gazctl, monkeypatch, logged):
     monkeypatch.setattr(generator, "DELETION_GRACE_S", 0.5)
     order_totals.create_journals(gazette.transport)
     order_totals.publish(gazette.transport, 20)
@@ -71,7 +93,7 @@ def test_a_shard_ends_once_its_source_is_deleted(gazette, gazctl, monkeypatch, c
         wait_for(lambda: any(TWO in key for key in hints_in_etcd(gazette.etcd_endpoint)))
         delete(gazette, gazctl, "orders/part-001")
         wait_for(lambda: ids(consumer) == [ONE])
-        [line] = [text for text in caplog.messages if text.startswith("deleted the shard")]
+        [line] = wait_for(lambda: deletions(logged))
         log = f"recovery/{TWO}"
         assert line.startswith(f"deleted the shard {TWO}, as orders/part-001 was deleted")
         assert f"Its recovery log {log} is kept" in line
@@ -109,7 +131,7 @@ def test_a_shard_whose_source_is_created_again_stays_and_is_reset(gazette, gazct
 
 
 def test_a_shard_that_misses_one_of_its_sources_is_kept_and_shown(
-    gazette, gazctl, monkeypatch, caplog
+    gazette, gazctl, monkeypatch, logged
 ):
     """It ends once the other one is deleted, too."""
     monkeypatch.setattr(generator, "DELETION_GRACE_S", 0.5)
@@ -122,7 +144,7 @@ def test_a_shard_that_misses_one_of_its_sources_is_kept_and_shown(
         journals.delete("drivers/part-001")
         text = f"the shard {two} reads drivers/part-001, which does not exist any more"
         wait_for(lambda: text in gazctl.ok("shards", "list").stderr)
-        assert sum(each.startswith(text) for each in caplog.messages) == 1
+        assert len(wait_for(lambda: [each for each in logged if each.startswith(text)])) == 1
         wait_for(lambda: "drivers/part-001" in errors(consumer, two))
         assert ids(consumer) == [one, two]
         journals.delete("rides/part-001")
@@ -156,7 +178,7 @@ def test_a_shard_that_was_made_by_hand_fails_and_is_not_deleted(gazette, gazctl,
 
 
 def test_the_process_that_leads_deletes_a_shard_and_all_processes_see_it(
-    gazette, monkeypatch, caplog
+    gazette, monkeypatch, logged
 ):
     monkeypatch.setattr(generator, "DELETION_GRACE_S", 0.5)
     order_totals.create_journals(gazette.transport)
@@ -167,4 +189,4 @@ def test_the_process_that_leads_deletes_a_shard_and_all_processes_see_it(
             wait_for(lambda each=consumer: ids(each) == [TWO])
         order_totals.publish(gazette.transport, 20)
         second.wait_caught_up(timeout_s=60)
-        assert sum(text.startswith("deleted the shard") for text in caplog.messages) == 1
+        assert len(wait_for(lambda: deletions(logged))) == 1

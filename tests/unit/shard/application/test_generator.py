@@ -473,6 +473,43 @@ def test_a_shard_is_deleted_with_its_partition_and_not_with_one_that_all_read():
     assert made.look(DELETION_GRACE_S) == [spec.id]
 
 
+def test_a_shard_is_deleted_as_it_is_known_with_its_hints(monkeypatch, caplog):
+    """The line in the log names the journal of its own, and what is kept."""
+    monkeypatch.setattr(generator, "DELETION_GRACE_S", 0.0)
+    topics = [of_topic("orders", "000"), of_topic("rates", "000")]
+    [spec] = generated(READS_RATES, topics).shards
+    transport, applied = MemoryTransport(), []
+    for name in [f"recovery/{spec.id}", "rates/part-000"]:
+        transport.create(name, topic=name.partition("/")[0])
+
+    async def existing():
+        return {} if applied else {spec.id: KnownShard(spec, 7)}
+
+    async def apply(changes):
+        applied.extend(changes)
+
+    async def scenario():
+        made = ShardGenerator(
+            READS_RATES,
+            transport,
+            selectors_of(READS_RATES.sources),
+            existing=existing,
+            apply=apply,
+            deletes=True,
+        )
+        running = asyncio.create_task(made.run())
+        await until(lambda: applied)
+        running.cancel()
+        await asyncio.wait([running])
+
+    run(scenario(), WAIT_S)
+    [change] = applied
+    assert (change.delete, change.expect_mod_revision, change.delete_hints) == (spec.id, 7, True)
+    [text] = [each for each in caplog.messages if each.startswith("deleted")]
+    assert f"{spec.id}, as orders/part-000 was deleted, which it read. Its recovery" in text
+    assert f"`gazctl journals delete recovery/{spec.id} --with-fragments`" in text
+
+
 def test_shards_that_grow_are_changed_as_they_are_known(caplog):
     [spec] = generated(READS_RATES, [of_topic("orders", "000"), of_topic("rates", "000")]).shards
     applied = []
