@@ -1,7 +1,7 @@
 """``gazctl shards list``, and what the commands of shards share.
 
-That is the selection of the shards that a command works on (:func:`list_some`), and their lag: the
-bytes of their sources that they have not read yet (:func:`lag_of`).
+That is the selection of the shards that a command works on (:func:`list_some`, :func:`shard_of`),
+and their lag: the bytes of their sources that they have not read yet (:func:`lag_of`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from gazette_sdk.errors import ConfigurationError, GazetteError, ShardStatusErro
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import shardspace
-from gazette_sdk.protocol.labels import parse_selector, values_of
-from gazette_sdk.protocol.shard_spec import desired_replication, reduce_status
+from gazette_sdk.protocol.labels import label_set, parse_selector, values_of
+from gazette_sdk.protocol.shard_spec import ID, desired_replication, reduce_status
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.journal_reader import read_metadata
@@ -54,6 +54,21 @@ async def list_some(client: ShardClient, text: str) -> cpb.ListResponse:
             f"no shards match the selector {text!r}; `gazctl shards list` shows all"
         )
     return listing
+
+
+async def shard_of(client: ShardClient, shard: str) -> cpb.ListResponse.Shard:
+    """Return the shard of an id.
+
+    Raises:
+        CommandFailedError: there is none.
+        GazetteError: the listing failed.
+    """
+    listing = await client.list(pb.LabelSelector(include=label_set(((ID, shard),))))
+    if len(listing.shards) != 1:
+        raise CommandFailedError(
+            f"no shard exists with the given id ({shard}); `gazctl shards list` shows all"
+        )
+    return listing.shards[0]
 
 
 _log = logging.getLogger(__name__)

@@ -19,14 +19,14 @@ from gazette_sdk.cli.journals.fragments import FragmentRemoval, Pruned, stored_o
 from gazette_sdk.cli.journals.list import is_fully_suspended
 from gazette_sdk.cli.program import CommandFailedError, Invocation
 from gazette_sdk.cli.shards.commands import PRUNE, RECOVER, STATE, UNASSIGN, UnassignSettings
-from gazette_sdk.cli.shards.list import required_selector
+from gazette_sdk.cli.shards.list import required_selector, shard_of
 from gazette_sdk.errors import CallError, ConfigurationError
 from gazette_sdk.journals.changes import Existing, list_named
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import recoverylog_pb2 as rpb
-from gazette_sdk.protocol.labels import TABLE, Matcher, label_set, values_of
-from gazette_sdk.protocol.shard_spec import ID, matches_shard, recovery_log, validate_shard_id
+from gazette_sdk.protocol.labels import TABLE, Matcher, values_of
+from gazette_sdk.protocol.shard_spec import matches_shard, recovery_log, validate_shard_id
 from gazette_sdk.server.tls import file_root_of
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.state import open_recovered, read_state
@@ -179,7 +179,7 @@ async def run_recover(invocation: Invocation) -> None:
     validate_shard_id(settings.id, "--id")
     root = file_root_of(settings.file_root)
     async with open_consumer(invocation) as client:
-        hints = await _hints(client, await _shard(client, settings.id))
+        hints = await _hints(client, await shard_of(client, settings.id))
     directory = Path(settings.directory)
     await asyncio.to_thread(directory.parent.mkdir, parents=True, exist_ok=True)
     async with open_broker(invocation, SHARDS_BROKER_CLIENT, SHARDS_ZONE) as transport:
@@ -262,7 +262,7 @@ async def _recovered_state(
 ) -> cpb.StateResponse:
     """Return the state that the recovery log has, by a copy that is removed again."""
     root = file_root_of(invocation.settings(STATE).file_root)
-    shard = await _shard(client, request.shard)
+    shard = await shard_of(client, request.shard)
     hints = await _hints(client, shard)
     directory = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="gazctl-state-"))
     try:
@@ -284,20 +284,6 @@ def _read_recovered(
             return read_state(opened, request, topics)
     finally:
         store.destroy()
-
-
-async def _shard(client: ShardClient, shard: str) -> cpb.ListResponse.Shard:
-    """Return the shard of an id.
-
-    Raises:
-        CommandFailedError: there is none.
-    """
-    listing = await client.list(pb.LabelSelector(include=label_set(((ID, shard),))))
-    if len(listing.shards) != 1:
-        raise CommandFailedError(
-            f"no shard exists with the given id ({shard}); `gazctl shards list` shows all"
-        )
-    return listing.shards[0]
 
 
 async def _hints(client: ShardClient, shard: cpb.ListResponse.Shard) -> rpb.FSMHints:

@@ -15,13 +15,13 @@ from gazette_sdk.cli.formats import write_table
 from gazette_sdk.cli.journals.read import MessageCutter
 from gazette_sdk.cli.program import CommandFailedError, Invocation
 from gazette_sdk.cli.shards.commands import SKIP_RECORDS
+from gazette_sdk.cli.shards.list import shard_of
 from gazette_sdk.errors import FramingError, OffsetNotYetAvailableError
 from gazette_sdk.journals.changes import list_named
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.labels import SKIP, add, remove, values_of
 from gazette_sdk.protocol.names import strip_meta
-from gazette_sdk.protocol.shard_spec import ID
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.transaction.failure import record_of
 from gazette_sdk.shard.transaction.transaction import BadRecord
@@ -72,14 +72,7 @@ async def _failed(client: ShardClient, shard_id: str) -> tuple[cpb.ListResponse.
     Raises:
         CommandFailedError: there is none.
     """
-    selector = pb.LabelSelector()
-    add(selector.include, ID, shard_id)
-    listing = await client.list(selector)
-    if not listing.shards:
-        raise CommandFailedError(
-            f"there is no shard {shard_id}; `gazctl shards list` shows all of them"
-        )
-    (shard,) = listing.shards
+    shard = await shard_of(client, shard_id)
     errors = [text for status in shard.status for text in status.errors]
     for text in errors:
         if record := record_of(text):

@@ -366,7 +366,7 @@ def test_lines_that_cannot_be_decoded_are_skipped_and_saved(running, tmp_path):
     assert shards.counts() == {"a": [1], "b": [1], "c": [1]}
     unknown = shards.gazctl("shards", "skip", "no/such/shard")
     assert unknown.status == 1
-    assert "there is no shard no/such/shard" in unknown.stderr
+    assert "no shard exists with the given id (no/such/shard)" in unknown.stderr
 
 
 def test_a_record_of_a_transaction_that_ended_late_is_skipped(running):
