@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -186,6 +187,13 @@ class Primary:
     def told(self, stream: int) -> list[Told]:
         return told(self._peer.streams[stream])
 
+    def told_at_least(self, stream: int, count: int) -> list[Told]:
+        """Return what a stream has told, once it is so much: the last may come after the answer."""
+        ends_at = time.monotonic() + TIMEOUT_S
+        while len(found := self.told(stream)) < count and time.monotonic() < ends_at:
+            time.sleep(0.01)
+        return found
+
 
 def _wires(stream: dict[str, Any], event: str) -> Iterator[bytes]:
     for step in stream["trace"]:
@@ -222,7 +230,8 @@ def test_a_replica_that_corrects_the_primary_is_told_what_was_recorded(broker, p
     assert [primary.committed(content) for content in (b"x", b"y")[: len(commits)]] == commits
     assert len(peer.streams) == len(primary.case["streams"])
     for number in range(len(peer.streams)):
-        ours, recorded = primary.told(number), primary.recorded(number)
+        recorded = primary.recorded(number)
+        ours = primary.told_at_least(number, len(recorded))
         assert ours[: len(recorded)] == recorded
         # Ours begins another spool when it has committed, and not with the next append.
         assert all(not each.content and each.begin == each.end for each in ours[len(recorded) :])
