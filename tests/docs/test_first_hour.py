@@ -140,9 +140,9 @@ def test_the_readme_works_with_nothing_but_the_wheel(environment: Path, tmp_path
 
 
 @pytest.mark.timeout(INSTALL_TIMEOUT_S)
-def test_the_tutorial_works_with_nothing_but_the_wheel(environment: Path, tmp_path: Path):
-    printed = run_page(TUTORIAL, environment, tmp_path)
-    assert "0 new rides" in printed
+def test_the_tutorial_works_with_the_extra_of_shards(with_shards: Path, tmp_path: Path):
+    printed = run_page(TUTORIAL, with_shards, tmp_path)
+    assert '{"bike":"green-3","minutes":1400}' in printed
     assert "4 passed" in printed
 
 
