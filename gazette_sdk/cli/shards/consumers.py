@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -52,6 +52,9 @@ _log = logging.getLogger(__name__)
 UNKNOWN = "-"
 """Cell of what is not known, or does not exist."""
 
+RATE_PERIOD_S = 1.0
+"""Time between two looks at how far shards are, of which the rate is that they read at."""
+
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
@@ -81,6 +84,7 @@ class ShardState:
         standbys: those of the others that hold it.
         lag_bytes: bytes of its sources that are not read; None if that is unknown.
         lag_seconds: greatest age of a first unread message of its sources; None if unknown.
+        rate: bytes of its sources that it reads in a second; None if unknown, or not measured.
         watermark: time that its event time has reached; None without event time.
         recovered_bytes: bytes of its log that are read, while it recovers; else None.
         recovery_bytes: estimate of the bytes to read, while it recovers; else None.
@@ -94,6 +98,7 @@ class ShardState:
     standbys: list[str]
     lag_bytes: int | None = None
     lag_seconds: float | None = None
+    rate: int | None = None
     watermark: str | None = None
     recovered_bytes: int | None = None
     recovery_bytes: int | None = None
@@ -192,7 +197,7 @@ async def run_describe(invocation: Invocation) -> None:
         GazetteError: a process did not answer.
     """
     settings = invocation.settings(DESCRIBE_CONSUMER)
-    found, errors = await _states(invocation, *invocation.arguments)
+    found, errors = await _states(invocation, *invocation.arguments, measures_rate=True)
     if errors and not found:
         raise errors[0]
     (state,) = found
@@ -205,13 +210,14 @@ async def run_describe(invocation: Invocation) -> None:
 
 
 async def _states(
-    invocation: Invocation, *named: str
+    invocation: Invocation, *named: str, measures_rate: bool = False
 ) -> tuple[list[ApplicationState], list[GazetteError]]:
     """Return the applications of all addresses, and the errors of those that do not answer.
 
     Args:
         invocation: the call of the command.
         named: the only application to return; without it all, once each.
+        measures_rate: look twice, `RATE_PERIOD_S` apart, for the rates at which shards read.
 
     Raises:
         CommandFailedError: the named one is not there.
@@ -237,7 +243,9 @@ async def _states(
                 f"no application {named[0]} is at the addresses of --consumer.address: they are of"
                 f" {', '.join(listed)}; give the address of one of its processes"
             )
-        found = [await _state(transport, *listed[key]) for key in wanted]
+        found = [
+            await _state(transport, *listed[key], measures_rate=measures_rate) for key in wanted
+        ]
     return found, errors
 
 
@@ -256,32 +264,73 @@ def name_of(listing: cpb.ListResponse) -> str | None:
     return listing.application or (labels.pop() if len(labels) == 1 else None)
 
 
+class _Look(NamedTuple):
+    """How far a shard is.
+
+    Attributes:
+        stat: what its primary has answered.
+        at: when, in monotonic seconds.
+    """
+
+    stat: cpb.StatResponse
+    at: float
+
+    def rate_since(self, earlier: _Look) -> int:
+        """Return the bytes of sources that were read in a second since an earlier look."""
+        before = earlier.stat.read_through
+        read = sum(
+            max(offset - before[journal], 0)
+            for journal, offset in self.stat.read_through.items()
+            if journal in before
+        )
+        return round(read / (self.at - earlier.at))
+
+
 async def _state(
-    transport: Transport, address: str, client: ShardClient, listing: cpb.ListResponse
+    transport: Transport,
+    address: str,
+    client: ShardClient,
+    listing: cpb.ListResponse,
+    *,
+    measures_rate: bool,
 ) -> ApplicationState:
-    stats = await for_each(listing.shards, lambda shard: _stat(client, shard))
-    read = {journal for stat in stats if stat is not None for journal in stat.read_through}
+    async def look(shard: cpb.ListResponse.Shard) -> _Look | None:
+        return await _look(client, shard)
+
+    looks = await for_each(listing.shards, look)
+    rates: list[int | None] = [None] * len(looks)
+    if measures_rate and any(looks):
+        await asyncio.sleep(RATE_PERIOD_S)
+        earlier, looks = looks, await for_each(listing.shards, look)
+        rates = [
+            None if before is None or now is None else now.rate_since(before)
+            for before, now in zip(earlier, looks, strict=True)
+        ]
+    read = {journal for each in looks if each is not None for journal in each.stat.read_through}
     heads = await heads_of(transport, read)
-    now = time.time()
+    now_s = time.time()
 
     async def shard_state(
-        pair: tuple[cpb.ListResponse.Shard, cpb.StatResponse | None],
+        known: tuple[cpb.ListResponse.Shard, _Look | None, int | None],
     ) -> ShardState:
-        return await _shard_state(transport, *pair, heads, now)
+        shard, look, rate = known
+        stat = None if look is None else look.stat
+        return replace(await _shard_state(transport, shard, stat, heads, now_s), rate=rate)
 
     return ApplicationState(
         name_of(listing),
         address,
         _processes(listing),
-        await for_each(list(zip(listing.shards, stats, strict=True)), shard_state),
+        await for_each(list(zip(listing.shards, looks, rates, strict=True)), shard_state),
         list(listing.faults),
     )
 
 
-async def _stat(client: ShardClient, shard: cpb.ListResponse.Shard) -> cpb.StatResponse | None:
+async def _look(client: ShardClient, shard: cpb.ListResponse.Shard) -> _Look | None:
     if shard.route.primary < 0:
         return None
-    return await stat_of(client, shard.spec.id, at_once=True)
+    stat = await stat_of(client, shard.spec.id, at_once=True)
+    return None if stat is None else _Look(stat, time.monotonic())
 
 
 async def _shard_state(
@@ -422,8 +471,8 @@ def _write_described(state: ApplicationState) -> None:
         ),
     )
     sys.stdout.write("\n")
-    headers = ["Shard", "State", "Primary", "Standbys", "Lag", "Age", "Watermark", "Recovered"]
-    write_table([*headers, "Error"], map(_shard_cells, state.shards))
+    headers = ["Shard", "State", "Primary", "Standbys", "Lag", "Age", "Rate", "Watermark"]
+    write_table([*headers, "Recovered", "Error"], map(_shard_cells, state.shards))
 
 
 def _shard_cells(shard: ShardState) -> list[str]:
@@ -437,6 +486,7 @@ def _shard_cells(shard: ShardState) -> list[str]:
         ",".join(shard.standbys) or UNKNOWN,
         _bytes(shard.lag_bytes),
         _seconds(shard.lag_seconds),
+        UNKNOWN if shard.rate is None else f"{iec_bytes(shard.rate)}/s",
         shard.watermark or UNKNOWN,
         recovered,
         shard.error or UNKNOWN,

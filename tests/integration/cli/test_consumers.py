@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from operator import attrgetter
 
@@ -34,6 +35,12 @@ def publish(dev, *zones_of_rides):
     with Publisher(mapping=TO_RIDES, transport=dev.transport) as publisher:
         for zone in zones_of_rides:
             publisher.publish(Ride(zone, EVENT_AT))
+
+
+def publish_for_a_while(dev):
+    for _ in range(30):
+        publish(dev, *"abcdef")
+        time.sleep(0.1)
 
 
 def until(condition):
@@ -82,11 +89,18 @@ def test_applications_processes_and_shards_are_shown_with_their_lag(gazctl, gaze
             assert {each["primary"], *each["standbys"]} == members
             assert datetime.fromisoformat(each["watermark"]).timestamp() == EVENT_AT
             assert (each["recovered_bytes"], each["recovery_bytes"]) == (None, None)
+            assert each["rate"] == 0
             (source,) = each["sources"]
             assert source["journal"] == each["id"].removeprefix("zones/")
             assert source["read_through"] > 0
         in_yaml = yaml.safe_load(gazctl.ok("consumers", "describe", "zones", "-o", "yaml").text)
         assert in_yaml["shards"] == found["shards"]
+
+        with ThreadPoolExecutor(1) as thread:
+            publishing = thread.submit(publish_for_a_while, dev)
+            assert any(each["rate"] for each in described()["shards"])
+            publishing.result()
+        running.wait_caught_up(TIMEOUT_S)
 
         # The other application is found, too, and has neither shards nor a known lag.
         listed = {each["application"]: each for each in shown(gazctl, "list")["consumers"]}
