@@ -164,7 +164,7 @@ class Input:
 
 
 class Expected:
-    """What the applications are to give for rounds.
+    """Results that the applications are to give for rounds.
 
     Attributes:
         enriched: fields of the enriched rides.

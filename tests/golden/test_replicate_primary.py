@@ -187,8 +187,8 @@ class Primary:
     def told(self, stream: int) -> list[Told]:
         return told(self._peer.streams[stream])
 
-    def told_at_least(self, stream: int, count: int) -> list[Told]:
-        """Return what a stream has told, once it is so much: the last may come after the answer."""
+    def told_once_complete(self, stream: int, count: int) -> list[Told]:
+        """Return the proposals of a stream, once there are so many: one may follow the answer."""
         ends_at = time.monotonic() + TIMEOUT_S
         while len(found := self.told(stream)) < count and time.monotonic() < ends_at:
             time.sleep(0.01)
@@ -231,7 +231,7 @@ def test_a_replica_that_corrects_the_primary_is_told_what_was_recorded(broker, p
     assert len(peer.streams) == len(primary.case["streams"])
     for number in range(len(peer.streams)):
         recorded = primary.recorded(number)
-        ours = primary.told_at_least(number, len(recorded))
+        ours = primary.told_once_complete(number, len(recorded))
         assert ours[: len(recorded)] == recorded
         # Ours begins another spool when it has committed, and not with the next append.
         assert all(not each.content and each.begin == each.end for each in ours[len(recorded) :])

@@ -54,6 +54,6 @@ def create_journals(transport):
 
 
 def seen(transport):
-    """What the application has published, in its order."""
+    """Return the messages that the application has published, in its order."""
     reader = Reader(Seen | Milestone, "topic=seen", block=False, transport=transport)
     return [each.message for each in reader]

@@ -26,11 +26,11 @@ from gazette_sdk.cli.program import CommandFailedError, Invocation, explain
 from gazette_sdk.cli.shards.commands import DESCRIBE_CONSUMER, LIST_CONSUMERS
 from gazette_sdk.cli.shards.list import (
     ANSWER_TIMEOUT_S,
-    behind,
     error_text,
     heads_of,
     stat_of,
     status_name,
+    unread_bytes,
 )
 from gazette_sdk.cli.shards.skip import records_of
 from gazette_sdk.errors import GazetteError
@@ -370,7 +370,7 @@ async def _shard_state(
 async def _source_state(
     transport: Transport, journal: str, offset: int, head: int | None, now: float
 ) -> SourceState:
-    lag_bytes = behind(head, offset)
+    lag_bytes = unread_bytes(head, offset)
     lag_seconds = None if lag_bytes is None else 0.0
     if lag_bytes:
         published_at = await _published_at(transport, strip_meta(journal), offset)
@@ -382,9 +382,9 @@ async def _published_at(transport: Transport, journal: str, offset: int) -> floa
     """Return the publication time of the message at an offset, in Unix seconds; None if unknown."""
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            message, _ = await records_of(transport, journal, offset, 1)
-            listed = await list_named(transport, [journal])
-            return MessageCutter(listed[journal].spec, offset).published_at(message)
+            spec = (await list_named(transport, [journal]))[journal].spec
+            message, _, found = await records_of(transport, spec, offset, 1)
+            return MessageCutter(spec, offset).published_at(message) if found else None
     except (GazetteError, TimeoutError, KeyError) as error:
         reason = str(error) or f"no answer within {ANSWER_TIMEOUT_S:g} s"
         _log.warning("the lag in time is unknown", extra={"journal": journal, "err": reason})

@@ -105,12 +105,14 @@ async def lag_of(
     )
     heads = await heads_of(transport, {each for offsets in read.values() for each in offsets or ()})
     return {
-        shard: None if offsets is None else {j: behind(heads[j], o) for j, o in offsets.items()}
+        shard: None
+        if offsets is None
+        else {j: unread_bytes(heads[j], o) for j, o in offsets.items()}
         for shard, offsets in read.items()
     }
 
 
-def behind(head: int | None, offset: int) -> int | None:
+def unread_bytes(head: int | None, offset: int) -> int | None:
     """Return the bytes between an offset and a write head; None if that is unknown."""
     return None if head is None else max(head - offset, 0)
 

@@ -47,7 +47,13 @@ async def run_skip(invocation: Invocation) -> None:
         open_broker(invocation, SHARDS_BROKER_CLIENT, SHARDS_ZONE) as transport,
     ):
         shard, (journal, begin) = await _failed(client, shard_id)
-        content, end = await records_of(transport, journal, begin, settings.count)
+        spec = await _source(transport, journal)
+        content, end, found = await records_of(transport, spec, begin, settings.count)
+        if found < settings.count:
+            raise CommandFailedError(
+                f"{journal} has {found} records from offset {begin} on, and {settings.count} are to"
+                " be skipped: lower --count"
+            )
         if not settings.dry_run:
             if settings.save:
                 _append(Path(settings.save), content)
@@ -85,21 +91,33 @@ async def _failed(client: ShardClient, shard_id: str) -> tuple[cpb.ListResponse.
     raise CommandFailedError(f"{shard_id} has not failed: there is no record to skip")
 
 
-async def records_of(transport: Transport, name: str, offset: int, count: int) -> tuple[bytes, int]:
-    """Return the records of a journal from an offset on, and the offset after them.
-
-    Of content that is no record, the first byte is returned: it is passed over from there.
+async def _source(transport: Transport, name: str) -> pb.JournalSpec:
+    """Return the spec of the journal that a shard reads under a name.
 
     Raises:
-        CommandFailedError: the journal does not exist, or has fewer records.
-        GazetteError: the journal cannot be read.
+        CommandFailedError: it does not exist any more.
+        GazetteError: the journals cannot be listed.
     """
     journal = strip_meta(name)
     listed = await list_named(transport, [journal])
     if journal not in listed:
         raise CommandFailedError(f"{journal}, the source of the record, does not exist any more")
-    cutter = MessageCutter(listed[journal].spec, offset)
-    request = pb.ReadRequest(journal=journal, offset=offset)
+    return listed[journal].spec
+
+
+async def records_of(
+    transport: Transport, spec: pb.JournalSpec, offset: int, count: int
+) -> tuple[bytes, int, int]:
+    """Return records of a journal from an offset on, the offset after them, and their number.
+
+    These are fewer than ``count`` if the journal has no more. Content that is no record counts as
+    one of a single byte: it is passed over from there.
+
+    Raises:
+        GazetteError: the journal cannot be read.
+    """
+    cutter = MessageCutter(spec, offset)
+    request = pb.ReadRequest(journal=spec.name, offset=offset)
     reader = RetryReader(transport, request, patience_s=READ_PATIENCE_S)
     records, found = [], 0
     content = b""
@@ -115,15 +133,12 @@ async def records_of(transport: Transport, name: str, offset: int, count: int) -
             found += number
     except FramingError:
         if not found:
-            return content[:1], offset + 1
+            return content[:1], offset + 1, 1
     except OffsetNotYetAvailableError:
-        raise CommandFailedError(
-            f"{journal} has {found} records from offset {offset} on, and {count} are to be skipped:"
-            " lower --count"
-        ) from None
+        pass  # there are no more
     finally:
         await reader.aclose()
-    return b"".join(records), cutter.offset
+    return b"".join(records), cutter.offset, found
 
 
 def _append(path: Path, content: bytes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.shard.application.application import Application, OnError
@@ -33,6 +33,23 @@ class StoreMaker(Protocol[S_co]):
 
 StoreOf: TypeAlias = Callable[[Path], S] | StoreMaker[S]
 """Declaration of a store: its class, a function of the shard's directory, or a maker."""
+
+
+class HandlerOptions(TypedDict, total=False):
+    """Options of :func:`handler`, as type checkers know them."""
+
+    sources: Sources | None
+    tables: Sequence[Table[Any]]
+    name: str
+    hot_standbys: int
+    min_txn_s: float
+    max_txn_s: float
+    on_error: OnError
+    waits_for_acks: bool
+    event_time: DeclaredTime | None
+    lateness_s: float
+    idle_s: float | None
+    windows: Declared | None
 
 
 class HandlerApplication(Application[Any, Any]):
@@ -153,54 +170,21 @@ def handler(
     *,
     message: type[M],
     store: StoreOf[S],
-    sources: Sources | None = None,
-    tables: Sequence[Table[Any]] = (),
-    name: str = "",
-    hot_standbys: int = 1,
-    min_txn_s: float = 0.0,
-    max_txn_s: float = 1.0,
-    on_error: OnError = "fail",
-    waits_for_acks: bool = True,
-    event_time: DeclaredTime | None = None,
-    lateness_s: float = 0.0,
-    idle_s: float | None = IDLE_S,
-    windows: Declared | None = None,
+    **options: Unpack[HandlerOptions],
 ) -> Callable[[Callable[[Transaction[S], M], Any]], HandlerApplication]: ...
 @overload
 def handler(
     *,
     message: TypeForm[M],
     store: StoreOf[S],
-    sources: Sources | None = None,
-    tables: Sequence[Table[Any]] = (),
-    name: str = "",
-    hot_standbys: int = 1,
-    min_txn_s: float = 0.0,
-    max_txn_s: float = 1.0,
-    on_error: OnError = "fail",
-    waits_for_acks: bool = True,
-    event_time: DeclaredTime | None = None,
-    lateness_s: float = 0.0,
-    idle_s: float | None = IDLE_S,
-    windows: Declared | None = None,
+    **options: Unpack[HandlerOptions],
 ) -> Callable[[Callable[[Transaction[S], M], Any]], HandlerApplication]: ...
 @overload
 def handler(
     *,
     message: Mapping[str, object],
     store: StoreOf[S],
-    sources: Sources | None = None,
-    tables: Sequence[Table[Any]] = (),
-    name: str = "",
-    hot_standbys: int = 1,
-    min_txn_s: float = 0.0,
-    max_txn_s: float = 1.0,
-    on_error: OnError = "fail",
-    waits_for_acks: bool = True,
-    event_time: DeclaredTime | None = None,
-    lateness_s: float = 0.0,
-    idle_s: float | None = IDLE_S,
-    windows: Declared | None = None,
+    **options: Unpack[HandlerOptions],
 ) -> Callable[[Callable[[Transaction[S], Any], Any]], HandlerApplication]: ...
 def handler(
     *,

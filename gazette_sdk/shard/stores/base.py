@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol, TypeAlias, runtime_checkable
 
 from gazette_sdk.errors import ConfigurationError, ShardStoreError
 from gazette_sdk.message.checkpoint import Checkpoint
@@ -234,12 +234,22 @@ class ExpiringStore(TimerStore, Protocol):
         """Remove an entry whose time has come, in the open transaction."""
 
 
-def no_expiry(store: object) -> ConfigurationError:
-    """Return the error of a store whose entries have no time to live."""
-    return ConfigurationError(
-        f"entries of a {type(store).__name__} have no time to live: use a RocksStore, or set a"
-        " timer and remove them in its function"
-    )
+class StoreWithoutExpiry:
+    """Store whose entries have no time to live."""
+
+    __slots__ = ()
+
+    def expire(self, key: object, after_s: float) -> NoReturn:
+        """Refuse: entries of this store have no time to live.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        del key, after_s
+        raise ConfigurationError(
+            f"entries of a {type(self).__name__} have no time to live: use a RocksStore, or set a"
+            " timer and remove them in its function"
+        )
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ import heapq
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NoReturn, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
@@ -35,8 +35,8 @@ from gazette_sdk.shard.recovery.hints import (
 )
 from gazette_sdk.shard.stores.base import (
     Entry,
+    StoreWithoutExpiry,
     TimerRow,
-    no_expiry,
     recovered_files,
     refuse_other_files,
     type_arguments,
@@ -153,7 +153,7 @@ class JsonView(Generic[State]):
         return state
 
 
-class JsonStore(JsonView[State]):
+class JsonStore(JsonView[State], StoreWithoutExpiry):
     """State that is one value, encoded as JSON whole with each commit.
 
     For small states: a commit costs time and log in proportion to the state. The first state is
@@ -325,15 +325,6 @@ class JsonStore(JsonView[State]):
         """Put timers, just before ``start_commit``; None removes one."""
         changed = {**self._timers, **changes}
         self._timers = {key: due_us for key, due_us in changed.items() if due_us is not None}
-
-    def expire(self, key: object, after_s: float) -> NoReturn:
-        """Refuse: entries of this store have no time to live.
-
-        Raises:
-            ConfigurationError: always.
-        """
-        del key, after_s
-        raise no_expiry(self)
 
     def open_rows(self) -> None:
         """Prepare to keep rows: nothing is to be done."""

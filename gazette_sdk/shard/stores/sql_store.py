@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from gazette_sdk.errors import (
     ClosedError,
@@ -25,8 +25,8 @@ from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.shard.recovery.hints import FileChange
 from gazette_sdk.shard.stores.base import (
     TIMER_KEY_BYTES_MAX,
+    StoreWithoutExpiry,
     TimerRow,
-    no_expiry,
     prefix_end,
     recovered_files,
     refuse_other_files,
@@ -94,7 +94,7 @@ class NamedShard(Protocol):
         """Name that is unique among all applications."""
 
 
-class SqlStore:
+class SqlStore(StoreWithoutExpiry):
     """State in a database that SQLAlchemy reaches; ``SqlStore.of(url)`` declares it.
 
     Transactions do not overlap: the next one begins when the COMMIT of this one has returned. The
@@ -326,15 +326,6 @@ class SqlStore:
         """
         with _failures_of(_TIMERS):
             _replace_rows(self.connection, _TIMERS, self._shard_fqn, changes)
-
-    def expire(self, key: object, after_s: float) -> NoReturn:
-        """Refuse: entries of this store have no time to live.
-
-        Raises:
-            ConfigurationError: always.
-        """
-        del key, after_s
-        raise no_expiry(self)
 
     def open_rows(self) -> None:
         """Create the table of rows if it is missing.

@@ -20,7 +20,7 @@ import sqlite3
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NoReturn, TypeAlias
+from typing import Any, BinaryIO, ClassVar, TypeAlias
 
 from gazette_sdk.errors import ClosedError, DecodeError, ShardStoreError, UnreadableStateError
 from gazette_sdk.message.checkpoint import Checkpoint
@@ -29,8 +29,8 @@ from gazette_sdk.shard.recovery.hints import CreateFile, FileChange, RemoveFile,
 from gazette_sdk.shard.stores.base import (
     UNCOMMITTED_PUTS_MAX,
     Entry,
+    StoreWithoutExpiry,
     TimerRow,
-    no_expiry,
     prefix_end,
     recovered_files,
     refuse_other_files,
@@ -343,7 +343,7 @@ _PUT_ROW = "INSERT OR REPLACE INTO gazette_rows (key, state) VALUES (?, ?)"
 _REMOVE_ROW = "DELETE FROM gazette_rows WHERE key = ?"
 
 
-class SqliteStore:
+class SqliteStore(StoreWithoutExpiry):
     """State in an SQLite database of the shard's own.
 
     Args:
@@ -548,15 +548,6 @@ class SqliteStore:
         with _failures_of_tables():
             connection.executemany(_REMOVE_TIMER, removed)
             connection.executemany(_PUT_TIMER, put)
-
-    def expire(self, key: object, after_s: float) -> NoReturn:
-        """Refuse: entries of this store have no time to live.
-
-        Raises:
-            ConfigurationError: always.
-        """
-        del key, after_s
-        raise no_expiry(self)
 
     def open_rows(self) -> None:
         """Create the table of rows if it is missing.
