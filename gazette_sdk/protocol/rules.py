@@ -25,6 +25,7 @@ from google.protobuf.message import Message
 
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.durations import to_ns
 from gazette_sdk.protocol.fragments import validate_fragment
@@ -769,6 +770,27 @@ SHARD_RPCS = tuple(
 
 STATE_RPC = Rpc("Read", 0, cpb.StateRequest, cpb.StateResponse, service="consumer.ShardState")
 """Call that shows the state of a shard."""
+
+JOURNALS_PAGE_RPC, HEADS_RPC, MEMBERS_RPC, REPORT_RPC, EVENTS_RPC, SHARDS_PAGE_RPC, SCALE_RPC = (
+    Rpc(
+        name,
+        0,
+        getattr(clpb, request_type),
+        getattr(clpb, response_type),
+        server_streams=name == "Events",
+        service=f"gazette.cluster.{service}",
+    )
+    for service, name, request_type, response_type in (
+        ("Journals", "Page", "JournalsPageRequest", "JournalsPageResponse"),
+        ("Journals", "Heads", "HeadsRequest", "HeadsResponse"),
+        ("Cluster", "Members", "MembersRequest", "MembersResponse"),
+        ("Cluster", "Report", "ReportRequest", "ReportResponse"),
+        ("Cluster", "Events", "EventsRequest", "Event"),
+        ("Shards", "Page", "ShardsPageRequest", "ShardsPageResponse"),
+        ("Shards", "Scale", "ScaleRequest", "ScaleResponse"),
+    )
+)
+"""Calls that show a cluster as a whole, of brokers and consumers of this SDK alone."""
 
 SHARD_RPCS_BY_NAME = {rpc.name: rpc for rpc in SHARD_RPCS}
 
