@@ -23,13 +23,13 @@ from unittest.mock import patch
 
 from measure import Figure, arguments, report
 
-from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.allocator import moves as balance
 from gazette_sdk.cluster.allocator.moves import balance_primaries, converge
 from gazette_sdk.cluster.allocator.solver import solve
 from gazette_sdk.cluster.allocator.state import State
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalAllocation, route_value
 from gazette_sdk.cluster.etcd_messages import KeyValue, Put, WatchBatch, WatchEvent
+from gazette_sdk.cluster.items import assignment_key, item_key, member_key
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.rules import route_of
 
@@ -109,17 +109,17 @@ class Cluster:
             spec.fragment.length = 1 << 26
             spec.fragment.compression_codec = pb.GZIP
             spec.fragment.refresh_interval.FromSeconds(300)
-            yield keys.item_key(ROOT, name), spec.SerializeToString()
+            yield item_key(ROOT, name), spec.SerializeToString()
         for zone, suffix in self.members:
             broker = pb.BrokerSpec(journal_limit=JOURNAL_LIMIT)
             broker.process_spec.id.zone, broker.process_spec.id.suffix = zone, suffix
             broker.process_spec.endpoint = "http://localhost:8080"
-            yield keys.member_key(ROOT, zone, suffix), broker.SerializeToString()
+            yield member_key(ROOT, zone, suffix), broker.SerializeToString()
         for name, holders in zip(self.journals, placement, strict=False):
             slots = sorted((*each, slot) for slot, each in enumerate(holders))
             value = route_value(route_of(slots))
             for slot, (zone, suffix) in enumerate(holders):
-                yield keys.assignment_key(ROOT, name, zone, suffix, slot), value
+                yield assignment_key(ROOT, name, zone, suffix, slot), value
 
 
 def added(before: Placement, after: Placement) -> int:

@@ -19,9 +19,9 @@ from multiprocessing.connection import Connection
 from idle import journals, resident_mib
 from measure import Figure, add_outputs, report
 
+from gazette_sdk.adaptive_spin import new_loop
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.server.spinning_selector import new_loop
 from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.loop import adopt_running_loop, run
 

@@ -23,9 +23,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gazette_sdk.adaptive_spin import new_loop
 from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.embedded import EmbeddedCluster
-from gazette_sdk.server.spinning_selector import new_loop
 from gazette_sdk.transport.loop import adopt_running_loop
 
 T = TypeVar("T")

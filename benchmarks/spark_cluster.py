@@ -47,11 +47,11 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.journal_reader import RetryReader
 from gazette_spark import GazetteDataSource
-from gazette_spark.batch import GazetteBatchReader
 from gazette_spark.options import Options
 from gazette_spark.pipelines import export, word_count
 from gazette_spark.planning import JournalRange
 from gazette_spark.range_read import RangeTransport
+from gazette_spark.source import GazetteBatchReader
 
 EXECUTOR_MIB = 1024
 SCHEMA = "n long, text string, _journal string, _offset long, _time timestamp"

@@ -35,8 +35,8 @@ from gazette_sdk.message.uuid import OUTSIDE_TXN, build_uuid
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path, sum_of
 from gazette_spark import GazetteDataSource
-from gazette_spark.batch import GazetteBatchReader
 from gazette_spark.options import Options
+from gazette_spark.source import GazetteBatchReader
 
 BARS = {"uncommitted": 1.0, "committed": 1.1, "metadata": 1.1}
 MEMORY_MIB_MAX = 500

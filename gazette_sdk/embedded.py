@@ -28,7 +28,7 @@ from urllib.parse import unquote, urlsplit
 
 from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.api.served import ServedBroker
-from gazette_sdk.broker.config import BrokerConfig
+from gazette_sdk.broker.process import BrokerConfig
 from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.cluster.broker_keys import is_consistent
 from gazette_sdk.cluster.etcd_server import EtcdServer

@@ -3,11 +3,9 @@
 The journal service is a plain async object without gRPC and HTTP; thin fronts carry it. In
 reading order:
 
-- ``authorize``: Admission of changes of journals by their caller's claims (protocol section 12).
 - ``metrics``: Metrics of the broker (broker section 19), without those of stores and of the
   allocator.
 - ``listing``: Listing: List, with its watch, and Apply (broker section 14).
-- ``config``: Configuration of a broker.
 - ``failover``: Fail-over before a lease ends: dead brokers are deposed, cut or frozen replicas
   replaced.
 - ``spool``: Spools: the fragments that are being written, as files that survive the process.

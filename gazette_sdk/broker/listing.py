@@ -9,7 +9,6 @@ from typing import NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from gazette_sdk.broker.authorize import admit_change
 from gazette_sdk.cluster.broker_keys import (
     BrokerAssignment,
     BrokerKeySpace,
@@ -21,7 +20,7 @@ from gazette_sdk.cluster.etcd_messages import Compare, Get
 from gazette_sdk.cluster.items import ItemChange, apply_items
 from gazette_sdk.errors import UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.authorization import Claims
+from gazette_sdk.protocol.authorization import Claims, admit_change
 from gazette_sdk.protocol.durations import encode_varint
 from gazette_sdk.protocol.labels import Matcher, rewrite_prefix
 from gazette_sdk.protocol.rules import attach_endpoints, complete, unrouted_header

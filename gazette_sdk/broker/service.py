@@ -32,8 +32,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability
 from gazette_sdk.protocol.journal_spec import may_read
 from gazette_sdk.protocol.rules import complete, validate
-from gazette_sdk.server.authorization import Authorization
-from gazette_sdk.server.call import Call
+from gazette_sdk.server.authorization import Authorization, Call
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wire import AppendItem, ReplicateItem, Target
 

@@ -149,7 +149,7 @@ _CONTROLS = (
 _BENCH = Command(
     "bench",
     "Measure a cluster: publishing, tail latency and catch-up reads; and verify all messages",
-    "gazette_sdk.cli.bench.command:run",
+    "gazette_sdk.cli.bench.phases:run",
     (BENCH, BENCH_CLUSTER, LOGGING),
     details=(
         "Creates journals, publishes dicts to them and reads them with the SDK's Publisher and "

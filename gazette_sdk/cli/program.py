@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field
 
 import gazette_sdk
+from gazette_sdk.adaptive_spin import new_loop
 from gazette_sdk.cli.entry import INTERRUPTED
 from gazette_sdk.errors import ConfigurationError, GazetteError
 from gazette_sdk.protocol.durations import SECOND_NS, format_duration
@@ -42,7 +43,6 @@ from gazette_sdk.server.options import (
     parse_arguments,
 )
 from gazette_sdk.server.settings import LoggingSettings
-from gazette_sdk.server.spinning_selector import new_loop
 
 TERMINATION_LOG = Path("/dev/termination-log")
 """If this file exists, a supervisor (Kubernetes) reads from it why a process ended."""

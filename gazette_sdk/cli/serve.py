@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gazette_sdk.broker.api.served import ServedBroker
-from gazette_sdk.broker.config import BrokerConfig
+from gazette_sdk.broker.process import BrokerConfig
 from gazette_sdk.broker.spool.directory import Durability, accept_etcd
 from gazette_sdk.cli.program import Invocation
 from gazette_sdk.cluster.etcd_server import safety_warning

@@ -8,7 +8,6 @@ In reading order:
 
 - ``child_process``: Child process that dies with this process, also if that is killed.
 - ``etcd_messages``: Requests to Etcd and its responses, as plain dataclasses.
-- ``keys``: Names of the keys of a cluster: items, members and assignments (allocator section 1).
 - ``etcd_connections``: Connections to the members of an Etcd cluster: one is in use, another one
   replaces it.
 - ``etcd_server``: Embedded etcd: a child process, for embedded clusters and tests.

@@ -1,7 +1,13 @@
 """Items of a cluster: their key space, their changes, and those of this process.
 
 Items are the journals of brokers and the shards of consumers. Both share one layout of keys and
-differ in the values.
+differ in the values::
+
+    ROOT/items/ID
+    ROOT/members/ZONE#SUFFIX
+    ROOT/assign/ID#ZONE#SUFFIX#SLOT
+
+No part holds a byte up to ``#``, so the order of keys is that of the tuples of their parts.
 
 :class:`ItemKeySpace` is the mirror of items, members and assignments (allocator section 1).
 Look-ups are dictionaries that each batch of changes updates, so that their cost does not depend on
@@ -20,18 +26,97 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from google.protobuf.message import DecodeError, Message
 
-from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import Compare, Delete, KeyValue, Operation, Put
 from gazette_sdk.cluster.keyspace import Change, Entry, KeySpace
 from gazette_sdk.errors import EtcdError, GazetteError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
+
+_SLOT = re.compile(r"[+-]?[0-9]+")
+
+
+# ------------------------------------------------------------------ names of keys
+
+
+def items_prefix(root: str) -> bytes:
+    """Return the prefix of the keys of all items."""
+    return f"{root}/items/".encode()
+
+
+def members_prefix(root: str) -> bytes:
+    """Return the prefix of the keys of all members."""
+    return f"{root}/members/".encode()
+
+
+def assignments_prefix(root: str) -> bytes:
+    """Return the prefix of the keys of all assignments."""
+    return f"{root}/assign/".encode()
+
+
+def item_key(root: str, item: str) -> bytes:
+    """Return the key of an item."""
+    return items_prefix(root) + _part(item)
+
+
+def member_key(root: str, zone: str, suffix: str) -> bytes:
+    """Return the key of a member."""
+    return members_prefix(root) + _part(zone) + b"#" + _part(suffix)
+
+
+def item_assignments_prefix(root: str, item: str) -> bytes:
+    """Return the prefix of the keys of all assignments of one item, with its separator."""
+    return assignments_prefix(root) + _part(item) + b"#"
+
+
+def assignment_key(root: str, item: str, zone: str, suffix: str, slot: int) -> bytes:
+    """Return the key of an assignment."""
+    prefix = item_assignments_prefix(root, item)
+    return prefix + b"%s#%s#%d" % (_part(zone), _part(suffix), slot)
+
+
+def parse_item(section: str) -> str:
+    """Return the id of an item, from its key after ``ROOT/items/``, or raise ValueError."""
+    (item,) = _split(section, 1)
+    return item
+
+
+def parse_member(section: str) -> tuple[str, str]:
+    """Return zone and suffix of a member, from its key after ``ROOT/members/``, or raise."""
+    zone, suffix = _split(section, 2)
+    return zone, suffix
+
+
+def parse_assignment(section: str) -> tuple[str, str, str, int]:
+    """Return item, zone, suffix and slot, from a key after ``ROOT/assign/``, or raise."""
+    item, zone, suffix, slot = _split(section, 4)
+    if not _SLOT.fullmatch(slot):
+        raise ValueError(f"the slot {slot!r} is no number")
+    return item, zone, suffix, int(slot)
+
+
+def _split(section: str, count: int) -> list[str]:
+    parts = section.split("#")
+    if len(parts) != count:
+        raise ValueError(f"expected {count} parts between '#', found {len(parts)}")
+    return parts
+
+
+def _part(text: str) -> bytes:
+    """Return a part of a key as bytes. A byte that would break the order is a programming error."""
+    part = text.encode()
+    if part and min(part) <= 0x23:
+        raise ValueError(f"{text!r} can not be a part of a key: it holds a byte up to '#'")
+    return part
+
+
+# ------------------------------------------------------------------ this process
 
 
 class LocalIdentity:
@@ -149,9 +234,9 @@ class ItemKeySpace(KeySpace, Generic[I_co, M_co, A_co]):
         self._decode_item = decode_item
         self._decode_member = decode_member
         self._decode_assignment = decode_assignment
-        self._items_prefix = keys.items_prefix(root)
-        self._members_prefix = keys.members_prefix(root)
-        self._assignments_prefix = keys.assignments_prefix(root)
+        self._items_prefix = items_prefix(root)
+        self._members_prefix = members_prefix(root)
+        self._assignments_prefix = assignments_prefix(root)
         self._items: dict[str, ItemEntry[I_co]] = {}
         self._members: dict[tuple[str, str], MemberEntry[M_co]] = {}
         self._by_item: dict[str, dict[bytes, AssignmentEntry[A_co]]] = {}
@@ -192,30 +277,30 @@ class ItemKeySpace(KeySpace, Generic[I_co, M_co, A_co]):
 
     def item_key(self, item: str) -> bytes:
         """Return the key of an item."""
-        return keys.item_key(self.root, item)
+        return item_key(self.root, item)
 
     def member_key(self, zone: str, suffix: str) -> bytes:
         """Return the key of a member."""
-        return keys.member_key(self.root, zone, suffix)
+        return member_key(self.root, zone, suffix)
 
     def assignment_key(self, item: str, zone: str, suffix: str, slot: int) -> bytes:
         """Return the key of an assignment."""
-        return keys.assignment_key(self.root, item, zone, suffix, slot)
+        return assignment_key(self.root, item, zone, suffix, slot)
 
     # -------------------------------------------------------------- updates
 
     def _decode_entry(self, kv: KeyValue) -> Entry[Any]:
         common = (kv.create_revision, kv.mod_revision, kv.version, kv.lease, kv.value)
         if kv.key.startswith(self._items_prefix):
-            item = keys.parse_item(kv.key[len(self._items_prefix) :].decode())
+            item = parse_item(kv.key[len(self._items_prefix) :].decode())
             return ItemEntry(kv.key, self._decode_item(item, kv.value), *common, item)
         if kv.key.startswith(self._members_prefix):
-            zone, suffix = keys.parse_member(kv.key[len(self._members_prefix) :].decode())
+            zone, suffix = parse_member(kv.key[len(self._members_prefix) :].decode())
             member = self._decode_member(zone, suffix, kv.value)
             return MemberEntry(kv.key, member, *common, zone, suffix)
         if kv.key.startswith(self._assignments_prefix):
             section = kv.key[len(self._assignments_prefix) :].decode()
-            item, zone, suffix, slot = keys.parse_assignment(section)
+            item, zone, suffix, slot = parse_assignment(section)
             value = self._decode_assignment(item, zone, suffix, kv.value)
             return AssignmentEntry(kv.key, value, *common, item, zone, suffix, slot)
         raise ValueError("it is none of items, members and assignments")

@@ -7,8 +7,6 @@ may read them directly.
 In reading order:
 
 - ``codecs``: Compression codecs of fragments (protocol section 7).
-- ``metrics``: Metrics of fragment stores, under the names of the broker's metrics (broker section
-  19).
 - ``stores``: Fragment stores: one class per kind of store, constructed from its URL.
 - ``content``: Reading and verifying a stored fragment (protocol section 7, broker section 13).
 - ``health``: Health checks of a fragment store (broker section 15, "Health check").

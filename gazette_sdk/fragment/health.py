@@ -21,9 +21,8 @@ from typing import BinaryIO, Final, TypeVar
 from urllib.parse import urlsplit
 
 from gazette_sdk.errors import GazetteError, StoreError
-from gazette_sdk.fragment import metrics
 from gazette_sdk.fragment.content import open_without_redirects
-from gazette_sdk.fragment.stores.base import Store, describe
+from gazette_sdk.fragment.stores.base import STORE_HEALTH_CHECKS, Store, describe
 
 T = TypeVar("T")
 
@@ -310,7 +309,7 @@ class StoreHealth:
     def _record(self, error: str | None, *, late: bool) -> None:
         if self._task.done():
             return
-        metrics.STORE_HEALTH_CHECKS.labels(self.url, "ok" if error is None else "error").inc()
+        STORE_HEALTH_CHECKS.labels(self.url, "ok" if error is None else "error").inc()
         if error is None:
             if self.error is not None:
                 _log.info("store %s is healthy", self.url)

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gazette_sdk.errors import ClosedError, FragmentNotFoundError, StoreError, ValidationError
-from gazette_sdk.fragment import metrics
 from gazette_sdk.fragment.health import StoreHealth
 from gazette_sdk.fragment.stores import Store, open_store
+from gazette_sdk.fragment.stores.base import STORE_ACTIVE, remove_store
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path
 
@@ -127,7 +127,7 @@ class StoreRegistry:
                 await asyncio.to_thread(store.close)
         finally:
             if health.url not in self._stores:
-                metrics.remove_store(health.url)
+                remove_store(health.url)
             self._temporary.release()
 
     async def sweep(self) -> None:
@@ -172,7 +172,7 @@ class StoreRegistry:
                     store.close()
                 self._ensure_open()
                 self._stores[url] = store
-                metrics.STORE_ACTIVE.inc()
+                STORE_ACTIVE.inc()
                 return store
 
     def _ensure_open(self) -> None:
@@ -189,5 +189,5 @@ class StoreRegistry:
     async def _release(stores: list[Store], unwatched: list[StoreHealth]) -> None:
         await asyncio.gather(*(health.aclose() for health in unwatched))
         for store in stores:
-            metrics.STORE_ACTIVE.dec()
+            STORE_ACTIVE.dec()
             await asyncio.to_thread(store.close)

@@ -4,14 +4,12 @@
 :mod:`gazette_sdk.embedded`, brokers can be killed, paused and drained one by one.
 
 - ``broker``: Broker of a local cluster: one ``gazette serve`` process at a time.
-- ``etcd_members``: Etcd of a local cluster, of one member or several.
 - ``cluster``: Local cluster: Etcd, brokers in processes of their own, and a fragment store in
   files.
 - ``control``: Control of a running local cluster by other processes.
 """
 
 from gazette_sdk.local_cluster.broker import BrokerState, LocalBroker
-from gazette_sdk.local_cluster.cluster import LocalCluster
-from gazette_sdk.local_cluster.etcd_members import EtcdMembers
+from gazette_sdk.local_cluster.cluster import EtcdMembers, LocalCluster
 
 __all__ = ["BrokerState", "EtcdMembers", "LocalBroker", "LocalCluster"]

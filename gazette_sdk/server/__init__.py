@@ -7,12 +7,9 @@ consumers add their services and pages.
 
 In reading order:
 
-- ``call``: Metadata of one call, as its front received them.
 - ``listener``: Listener: the public port of a server, with every protocol on one socket.
 - ``logging``: Log records as text, JSON or in colour, without secrets.
 - ``metrics``: Metrics in Prometheus' text format, under the names that existing dashboards use.
-- ``spinning_selector``: The event loop of a server, whose selector spins for a moment before it
-  sleeps.
 - ``authorization``: Authorization of callers, and its end in time (protocol section 12).
 - ``http``: HTTP host of a server: mounts of path prefixes, canonical paths, bodies with a
   trailer.

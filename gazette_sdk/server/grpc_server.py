@@ -31,7 +31,7 @@ import grpc.aio
 from gazette_sdk.errors import CallError, GazetteError, UnauthenticatedError
 from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability
 from gazette_sdk.protocol.rules import ERROR_METADATA, Rpc
-from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, Call, call_of
+from gazette_sdk.server.authorization import FOREIGN_CHUNK_BYTES, Call, call_of
 from gazette_sdk.server.metrics import SUCCESS, CallStatus, malformed, meters_of, outcome_of
 from gazette_sdk.server.splice import Splicer
 
@@ -65,8 +65,8 @@ class Method:
     Attributes:
         rpc: its name, path and shape.
         serve: called with the request (or the async iterator of requests) and the
-            :class:`~gazette_sdk.server.call.Call`; returns an awaitable of the response, or an
-            async generator of responses.
+            :class:`~gazette_sdk.server.authorization.Call`; returns an awaitable of the response,
+            or an async generator of responses.
         decode: decodes a request; the second argument is True for the first one of a stream. By
             default it parses the RPC's request type.
         encode: encodes a response. By default it serializes a message.

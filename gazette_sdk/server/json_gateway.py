@@ -29,7 +29,7 @@ from google.protobuf.message import Message
 from gazette_sdk.errors import CallError, GazetteError, UnauthenticatedError
 from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability
 from gazette_sdk.protocol.rules import OWN_FIELDS_FROM, is_non_null
-from gazette_sdk.server.call import Call
+from gazette_sdk.server.authorization import Call
 from gazette_sdk.server.http import Target
 from gazette_sdk.server.listener import peer_of
 

@@ -62,7 +62,7 @@ from gazette_sdk.protocol.stream_frames import (
     Kind,
     MethodTraits,
 )
-from gazette_sdk.server.call import MAX_CHUNK_BYTES, Call, call_of
+from gazette_sdk.server.authorization import MAX_CHUNK_BYTES, Call, call_of
 from gazette_sdk.server.grpc_server import ActiveCall
 from gazette_sdk.server.listener import UnknownCost, UnknownShare, peer_of
 from gazette_sdk.server.metrics import SUCCESS, CallStatus, meters_of, outcome_of

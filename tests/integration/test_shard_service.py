@@ -11,8 +11,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import aiohttp
 import pytest
 
-from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.etcd_messages import prefix_end
+from gazette_sdk.cluster.items import assignment_key, member_key
 from gazette_sdk.errors import (
     CallError,
     DeadlineExceededError,
@@ -170,13 +170,13 @@ async def test_a_forwarded_stat_is_not_forwarded_again(etcd):
 async def test_a_dead_primary_is_unavailable_at_once(etcd):
     async with two_processes(etcd) as (a, _):
         spec = consumer_spec("dead", "http://127.0.0.1:1")
-        await a.etcd.put(keys.member_key(ROOT, "zone", "dead"), spec.SerializeToString())
+        await a.etcd.put(member_key(ROOT, "zone", "dead"), spec.SerializeToString())
         await put_shard(a.etcd, shard_spec("shard-A"))
         await assign(a.etcd, "shard-A", "dead", 0, code=PRIMARY)
         await a.settle()
         with pytest.raises(UnavailableError):
             await a.client.stat(cpb.StatRequest(shard="shard-A"))
-        await a.etcd.delete(keys.member_key(ROOT, "zone", "dead"))
+        await a.etcd.delete(member_key(ROOT, "zone", "dead"))
         await a.settle()
         with pytest.raises(UnavailableError, match="gone from Etcd"):
             await a.client.stat(cpb.StatRequest(shard="shard-A"))
@@ -471,7 +471,7 @@ async def test_reported_codes_never_go_down(etcd):
     async with two_processes(etcd) as (a, _):
         await put_shard(a.etcd, shard_spec("shard-A"))
         lease = await a.etcd.grant(60)
-        key = keys.assignment_key(ROOT, "shard-A", "zone", "aaaa", 0)
+        key = assignment_key(ROOT, "shard-A", "zone", "aaaa", 0)
         await a.etcd.put(key, b"", lease=lease)
         await a.settle()
         reports = StatusReports(a.etcd, a.keyspace, "shard-A", process_id("aaaa"))

@@ -9,8 +9,7 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gazette_sdk.broker.config import BrokerConfig
-from gazette_sdk.broker.process import Broker
+from gazette_sdk.broker.process import Broker, BrokerConfig
 from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.errors import GazetteError
 from simulation.disk import Disks

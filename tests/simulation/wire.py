@@ -23,7 +23,7 @@ from gazette_sdk.cluster.verification import DIAL_TIMEOUT_S, Input
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.rules import complete
-from gazette_sdk.server.call import Call
+from gazette_sdk.server.authorization import Call
 from gazette_sdk.server.metrics import SUCCESS, CallStatus, outcome_of
 from gazette_sdk.transport.grpc import StreamedPipeline
 from gazette_sdk.transport.router import RoutedTransport

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from gazette_sdk.broker.api.in_process import InProcessTransport
-from gazette_sdk.broker.config import BrokerConfig
-from gazette_sdk.broker.process import Broker
+from gazette_sdk.broker.process import Broker, BrokerConfig
 from gazette_sdk.broker.recovery.routes import LastRoutes
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace
 from gazette_sdk.cluster.etcd import Etcd

@@ -21,8 +21,8 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from gazette_sdk.broker.api.served import ServedBroker
-from gazette_sdk.broker.config import BrokerConfig
 from gazette_sdk.broker.fragments.index import Index
+from gazette_sdk.broker.process import BrokerConfig
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, is_consistent
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import Put

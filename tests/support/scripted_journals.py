@@ -24,7 +24,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority
 from gazette_sdk.protocol.fragments import sum_of
 from gazette_sdk.protocol.rules import RPCS_BY_NAME
-from gazette_sdk.server.call import Call
+from gazette_sdk.server.authorization import Call
 from gazette_sdk.server.json_gateway import JsonGateway
 from gazette_sdk.server.process import Server
 

@@ -14,7 +14,7 @@ from gazette_sdk.errors import (
     UnavailableError,
 )
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.server.call import Call
+from gazette_sdk.server.authorization import Call
 from gazette_sdk.transport.router import CHUNK_BYTES_KEY
 from gazette_sdk.transport.wire import AppendItem
 from support.scripted_broker import RefusalError, ScriptedBroker, answer_of, answers_of

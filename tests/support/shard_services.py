@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mappi
 from dataclasses import dataclass, field
 from typing import Any
 
-from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import KeyValue, WatchBatch, WatchEvent
+from gazette_sdk.cluster.items import assignment_key, item_key, member_key
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import AllowAll, Authority, authority_for
@@ -206,7 +206,7 @@ async def served_shards(
         ShardClient(endpoint, authorizer=signer) as peers,
     ):
         value = consumer_spec(suffix, endpoint).SerializeToString()
-        await etcd.put(keys.member_key(ROOT, "zone", suffix), value)
+        await etcd.put(member_key(ROOT, "zone", suffix), value)
         keyspace = ConsumerKeySpace(ROOT)
         resolver, shards = scripted_resolver(keyspace, suffix)
         await keyspace.load(etcd)
@@ -240,7 +240,7 @@ async def _templates(journals: Collection[str]) -> Sequence[cpb.ShardSpec]:
 
 async def put_shard(etcd: Etcd, spec: cpb.ShardSpec) -> int:
     """Store a spec; return its revision."""
-    return await etcd.put(keys.item_key(ROOT, spec.id), complete(spec).SerializeToString())
+    return await etcd.put(item_key(ROOT, spec.id), complete(spec).SerializeToString())
 
 
 async def assign(
@@ -248,4 +248,4 @@ async def assign(
 ) -> int:
     """Store an assignment with a status; return its revision."""
     value = cpb.ReplicaStatus(code=code, errors=errors).SerializeToString()
-    return await etcd.put(keys.assignment_key(ROOT, shard, "zone", suffix, slot), value)
+    return await etcd.put(assignment_key(ROOT, shard, "zone", suffix, slot), value)

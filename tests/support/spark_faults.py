@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from gazette_sdk.testing import FaultyTransport, TransportFaults
 from gazette_sdk.transport import connect
-from gazette_spark import GazetteDataSource, producers
+from gazette_spark import GazetteDataSource, sink
 from gazette_spark.sink import GazetteBatchWriter, GazetteStreamWriter, PreparedCommit
 from gazette_spark.transaction_log import Record, TransactionLog
 from gazette_spark.write_options import WriteOptions
@@ -178,7 +178,7 @@ def faulty_task(faults: str) -> Iterator[None]:
             connect(url), TransportFaults(dropped_answers=0.7, calls=("append",)), seed=1
         )
 
-    with patch.object(producers, "open_transport", lossy), patch.dict(producers._idle, clear=True):
+    with patch.object(sink, "open_transport", lossy), patch.dict(sink._idle, clear=True):
         yield
 
 

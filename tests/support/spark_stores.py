@@ -13,8 +13,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_spark.batch import GazetteBatchReader
 from gazette_spark.options import Options
+from gazette_spark.source import GazetteBatchReader
 from gazette_spark.stream import GazetteStreamReader
 from support.fragment_files import fragment_of, store_fragment
 from support.written_messages import History

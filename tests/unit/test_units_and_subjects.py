@@ -31,7 +31,7 @@ WITHOUT_UNIT = {
     ("message/publisher.py", "timeout"): CONTRACT,
     ("message/receipt.py", "timeout"): CONTRACT,
     ("transport/loop.py", "timeout"): "public: seconds, as in concurrent.futures",
-    ("server/spinning_selector.py", "timeout"): "interface of selectors.BaseSelector",
+    ("adaptive_spin.py", "timeout"): "interface of selectors.BaseSelector",
     ("broker/append/append.py", "_delayed_chunks"): "a number of chunks, no duration",
     ("broker/append/append.py", "delayed_chunks"): "a number of chunks, no duration",
     ("broker/append/flow_control.py", "delayed_chunks"): "a number of chunks, no duration",

@@ -15,13 +15,12 @@
 
 In reading order:
 
-- ``options``: options of a read; ``failure``: errors as Spark shows them
-- ``source``: the data source, and ``schema``: its columns
-- ``batch``: batch reads. ``content``: connections, and what journals hold; ``planning``: ranges,
-  several small ones for each task
+- ``options``: options of a read, connections by them, and errors as Spark shows them
+- ``source``: the data source and its batch reads, and ``schema``: its columns
+- ``content``: what journals hold; ``planning``: ranges, several small ones for each task
 - ``range_read``: record batches of ranges, on executors
 - ``stream``: streaming reads. ``offsets``: what Spark stores, and the lag
-- ``sink``: batch and streaming writes, by ``write_options``, and the ``producers`` of a worker
+- ``sink``: batch and streaming writes, by ``write_options``, and the producers of a worker
 - ``transaction_log``: what a writer has decided; ``transactions``: care of logs
 - ``pipelines``: whole jobs, which ``gazette spark`` runs
 

@@ -1,13 +1,7 @@
-"""Content of journals as it is at one moment: their fragments, in order, and the gaps between.
-
-Connections of driver and executors have the credentials of their environment
-(:func:`open_transport`). Options of a data frame stand in plans and in Spark's web pages, so no
-secret is an option.
-"""
+"""Content of journals as it is at one moment: their fragments, in order, and the gaps between."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -24,13 +18,12 @@ from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import CONTENT_TYPE, parse_selector, value_of
 from gazette_sdk.retries import retrying
-from gazette_sdk.transport import Transport, connect
+from gazette_sdk.transport import Transport
 from gazette_sdk.transport.append.append import TRANSIENT
 from gazette_sdk.transport.fragment_store import GAP_AGE_S
 from gazette_sdk.transport.listing import list_all_fragments, list_journals
 from gazette_sdk.transport.loop import for_each
-from gazette_sdk.transport.wire import Tls
-from gazette_spark.options import BROKER_SCHEMES, Options
+from gazette_spark.options import Options, open_transport
 
 T = TypeVar("T")
 
@@ -42,33 +35,6 @@ STOPPING: tuple[type[GazetteError], ...] = (CallCancelledError, DeadlineExceeded
 
 TRANSIENT_OR_STOPPING = (*TRANSIENT, *STOPPING)
 """Errors of brokers that cannot be reached, are too few, or stop."""
-
-
-def open_transport(url: str | None) -> Transport:
-    """Return a transport to brokers or to a fragment store. Opens no connection yet.
-
-    Calls to brokers have the token of ``BROKER_AUTH_TOKEN``, or one signed with the keys of
-    ``BROKER_AUTH_KEYS``, and the certificates of ``BROKER_TRUSTED_CA_FILE``, ``BROKER_CERT_FILE``
-    and ``BROKER_CERT_KEY_FILE``. Stores have credentials of their own.
-
-    Args:
-        url: URL of a broker or of a fragment store; None for that of ``GAZETTE_ADDRESS``.
-
-    Raises:
-        ConfigurationError: the URL or a credential is malformed.
-    """
-    if url is not None and not url.lower().startswith(BROKER_SCHEMES):
-        return connect(url)
-    given = {
-        name: os.environ.get(f"BROKER_{name.upper()}", "")
-        for name in ("trusted_ca_file", "cert_file", "cert_key_file")
-    }
-    return connect(
-        url,
-        tls=Tls(**given) if any(given.values()) else None,
-        auth_keys=os.environ.get("BROKER_AUTH_KEYS", ""),
-        auth_token=os.environ.get("BROKER_AUTH_TOKEN", ""),
-    )
 
 
 async def list_patiently(transport: Transport, selector: pb.LabelSelector | str) -> pb.ListResponse:

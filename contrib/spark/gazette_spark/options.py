@@ -1,7 +1,13 @@
-"""Options of a read, parsed and checked."""
+"""Options of a read, parsed and checked; connections by them, and errors as Spark shows them.
+
+Connections of driver and executors have the credentials of their environment
+(:func:`open_transport`). Options of a data frame stand in plans and in Spark's web pages, so no
+secret is an option.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import importlib
 import json
@@ -10,13 +16,21 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
 from pyspark.sql import types as st
 
-from gazette_sdk.errors import ConfigurationError, ValidationError
+from gazette_sdk.errors import (
+    ConfigurationError,
+    GazetteError,
+    UnauthenticatedError,
+    ValidationError,
+)
 from gazette_sdk.framing.base import framing_for
+
+if TYPE_CHECKING:
+    from gazette_sdk.transport import Transport
 
 DEFAULT_ADDRESS = "http://localhost:8080"
 
@@ -311,3 +325,57 @@ def _offsets(name: str, text: str) -> dict[str, int]:
                 f"gazette: {name} of {journal} must be an offset of at least 0, not {offset!r}"
             )
     return dict(offsets)
+
+
+# ------------------------------------------------------------------ connections and errors
+
+
+def open_transport(url: str | None) -> Transport:
+    """Return a transport to brokers or to a fragment store. Opens no connection yet.
+
+    Calls to brokers have the token of ``BROKER_AUTH_TOKEN``, or one signed with the keys of
+    ``BROKER_AUTH_KEYS``, and the certificates of ``BROKER_TRUSTED_CA_FILE``, ``BROKER_CERT_FILE``
+    and ``BROKER_CERT_KEY_FILE``. Stores have credentials of their own.
+
+    Args:
+        url: URL of a broker or of a fragment store; None for that of ``GAZETTE_ADDRESS``.
+
+    Raises:
+        ConfigurationError: the URL or a credential is malformed.
+    """
+    from gazette_sdk.transport import connect  # noqa: PLC0415 - programs may only name options
+    from gazette_sdk.transport.wire import Tls  # noqa: PLC0415
+
+    if url is not None and not url.lower().startswith(BROKER_SCHEMES):
+        return connect(url)
+    given = {
+        name: os.environ.get(f"BROKER_{name.upper()}", "")
+        for name in ("trusted_ca_file", "cert_file", "cert_key_file")
+    }
+    return connect(
+        url,
+        tls=Tls(**given) if any(given.values()) else None,
+        auth_keys=os.environ.get("BROKER_AUTH_KEYS", ""),
+        auth_token=os.environ.get("BROKER_AUTH_TOKEN", ""),
+    )
+
+
+@contextlib.contextmanager
+def clear_errors() -> Iterator[None]:
+    """Raise errors of the SDK without their causes, and with notes and lines joined to one line.
+
+    Spark appends the traceback to its own message, so the error's text is the last line.
+    """
+    try:
+        yield
+    except GazetteError as error:
+        if isinstance(error, UnauthenticatedError):
+            error.add_note(
+                "in Spark set BROKER_AUTH_TOKEN or BROKER_AUTH_KEYS in the environment of driver"
+                " and executors"
+            )
+        notes: list[str] = getattr(error, "__notes__", [])
+        lines = [line.strip() for part in (str(error), *notes) for line in part.splitlines()]
+        notes.clear()
+        error.args = ("; ".join(filter(None, lines)),)
+        raise error.with_traceback(None) from None

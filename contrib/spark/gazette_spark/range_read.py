@@ -45,8 +45,7 @@ from gazette_sdk.transport.base import ReadOnlyTransport
 from gazette_sdk.transport.fragment_store import FragmentStoreTransport
 from gazette_sdk.transport.journal_reader import RetryReader
 from gazette_sdk.transport.wire import ANYWHERE, ReadItem, Target
-from gazette_spark.content import open_transport
-from gazette_spark.options import Options
+from gazette_spark.options import Options, open_transport
 from gazette_spark.planning import JournalRange
 
 

@@ -8,6 +8,9 @@ other. So each part is imported where it is used: what the query does not need w
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING
+
 from pyspark.sql import types as st
 from pyspark.sql.datasource import (
     DataSource,
@@ -18,7 +21,17 @@ from pyspark.sql.datasource import (
 )
 
 from gazette_sdk.errors import ConfigurationError
-from gazette_spark.failure import clear_errors
+from gazette_spark.options import Options, clear_errors, refuse_types
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import pyarrow as pa
+    from pyspark.sql.datasource import Filter, InputPartition
+
+    from gazette_spark.planning import Pruning, ReadTask
+
+_PUSHDOWN = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class GazetteDataSource(DataSource):
@@ -45,7 +58,6 @@ class GazetteDataSource(DataSource):
         """
         from gazette_sdk.transport import loop as sdk_loop
         from gazette_spark.content import list_content
-        from gazette_spark.options import Options
         from gazette_spark.schema import (
             METADATA_FIELDS,
             fields_of_class,
@@ -66,16 +78,12 @@ class GazetteDataSource(DataSource):
 
     def reader(self, schema: st.StructType) -> DataSourceReader:
         """Return a reader of the current content of the journals."""
-        from gazette_spark.batch import batch_reader
-        from gazette_spark.options import Options, refuse_types
-
         with clear_errors():
             refuse_types(schema)
             return batch_reader(Options.parse(self.options), schema)
 
     def streamReader(self, schema: st.StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
         """Return a reader that follows the journals."""
-        from gazette_spark.options import Options, refuse_types
         from gazette_spark.stream import GazetteStreamReader
 
         with clear_errors():
@@ -107,3 +115,63 @@ def _refuse(*, overwrite: bool) -> None:
             "gazette: journals are append-only; use .mode('append'), or outputMode 'append' or"
             " 'update' for a stream"
         )
+
+
+# ------------------------------------------------------------------ batch reads
+
+
+class GazetteBatchReader(DataSourceReader):
+    """Reader of the content that exists when the query is planned.
+
+    The driver splits journals into ranges, which tasks read.
+
+    Args:
+        options: options of the read.
+        schema: requested columns.
+    """
+
+    def __init__(self, options: Options, schema: st.StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._pruning: Pruning | None = None
+
+    def partitions(self) -> list[ReadTask]:
+        """Return the tasks that read all journals. Runs on the driver."""
+        from gazette_sdk.transport import loop as sdk_loop
+        from gazette_spark.content import list_content
+        from gazette_spark.planning import Pruning, ranges_of, tasks_of
+
+        with clear_errors():
+            contents = sdk_loop.run(list_content(self._options))
+            return tasks_of(ranges_of(contents, self._options, self._pruning or Pruning()))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield record batches of a task. Runs in a worker of an executor."""
+        from gazette_spark.planning import ReadTask
+        from gazette_spark.range_read import read_ranges
+
+        if isinstance(partition, ReadTask):  # else Spark made one, as there are no ranges
+            with clear_errors():
+                yield from read_ranges(self._options, self._schema, partition.ranges)
+
+
+class _PushdownReader(GazetteBatchReader):
+    """Batch reader that leaves out ranges by the filters of the query."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Take notice of filters, and hand all of them back. Runs on the driver."""
+        from gazette_spark.planning import Pruning
+
+        self._pruning = Pruning.of(filters)
+        return filters
+
+
+def batch_reader(options: Options, schema: st.StructType) -> GazetteBatchReader:
+    """Return a batch reader, which takes filters where Spark pushes them down.
+
+    Where ``spark.sql.python.filterPushdown.enabled`` is off, Spark refuses readers that define
+    ``pushFilters``. Only the process that pushes filters runs the module for that.
+    """
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    pushes = _PUSHDOWN in sys.modules or (spec is not None and spec.name == _PUSHDOWN)
+    return (_PushdownReader if pushes else GazetteBatchReader)(options, schema)

@@ -43,13 +43,11 @@ from gazette_spark.content import (
     JournalContent,
     Piece,
     fragments_of,
-    open_transport,
     patiently,
     selector_of,
 )
-from gazette_spark.failure import clear_errors
 from gazette_spark.offsets import Position, StreamOffset
-from gazette_spark.options import Options
+from gazette_spark.options import Options, clear_errors, open_transport
 from gazette_spark.planning import (
     JournalRange,
     ReadTask,

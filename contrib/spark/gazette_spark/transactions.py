@@ -17,7 +17,7 @@ from gazette_sdk.transport import Transport
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.listing import list_journals
 from gazette_sdk.transport.loop import for_each
-from gazette_spark.content import open_transport
+from gazette_spark.options import open_transport
 from gazette_spark.transaction_log import MANAGER, LogTail, TransactionLog
 from gazette_spark.write_options import TRANSACTION_LOG, log_name
 

@@ -39,8 +39,7 @@ from gazette_sdk.protocol.authorization import AllowAll, Authority
 from gazette_sdk.protocol.durations import decode_varint, encode_varint
 from gazette_sdk.protocol.rules import RPCS, RPCS_BY_NAME, complete
 from gazette_sdk.protocol.stream_frames import Kind
-from gazette_sdk.server.authorization import AuditEvent, AuditLog
-from gazette_sdk.server.call import Call
+from gazette_sdk.server.authorization import AuditEvent, AuditLog, Call
 from gazette_sdk.server.grpc_server import Method
 from gazette_sdk.server.http import HttpHandler, Target, text_error
 from gazette_sdk.server.listener import PeerLimits

@@ -29,7 +29,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability
 from gazette_sdk.protocol.fragments import content_name, digest_of
 from gazette_sdk.protocol.rules import validate
-from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, Call
+from gazette_sdk.server.authorization import FOREIGN_CHUNK_BYTES, Call
 from gazette_sdk.server.http import (
     CONTENT_HEADERS,
     Target,

@@ -15,7 +15,7 @@ from gazette_sdk.broker.api.fronts import Chunk, Journals, chunks
 from gazette_sdk.errors import ClosedError, GazetteError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authorizer, claims_for
-from gazette_sdk.server.call import Call
+from gazette_sdk.server.authorization import Call
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wire import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
 

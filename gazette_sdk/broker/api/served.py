@@ -16,8 +16,7 @@ from gazette_sdk.broker.api.fronts import (
     with_call_limit,
 )
 from gazette_sdk.broker.api.http_gateway import HttpGateway, json_methods
-from gazette_sdk.broker.config import BrokerConfig
-from gazette_sdk.broker.process import PERSIST_TIMEOUT_S, Broker
+from gazette_sdk.broker.process import PERSIST_TIMEOUT_S, Broker, BrokerConfig
 from gazette_sdk.retries import run_together
 from gazette_sdk.server.http import Target
 from gazette_sdk.server.json_gateway import JsonGateway

@@ -41,7 +41,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability, Claims
 from gazette_sdk.protocol.fragments import set_sum
 from gazette_sdk.protocol.rules import validate
-from gazette_sdk.server.call import Call
+from gazette_sdk.server.authorization import Call
 
 OPENING_BYTES_MAX = 1024
 """Longer opening requests go through the machine: short ones are kept."""

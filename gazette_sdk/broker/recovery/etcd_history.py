@@ -24,11 +24,15 @@ from google.protobuf.message import DecodeError
 from gazette_sdk.broker.recovery.routes import LastRoutes, changes_since, members_required
 from gazette_sdk.broker.recovery.states import HeadInput
 from gazette_sdk.broker.spool.directory import Durability, SpoolDirectory, replace_file
-from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import prefix_end
-from gazette_sdk.cluster.items import AssignmentEntry
+from gazette_sdk.cluster.items import (
+    AssignmentEntry,
+    assignments_prefix,
+    item_assignments_prefix,
+    parse_assignment,
+)
 from gazette_sdk.cluster.keyspace import HistoryMark
 from gazette_sdk.errors import EtcdCompactedError
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -274,7 +278,7 @@ class EtcdHistory:
         Raises:
             EtcdError: Etcd did not answer.
         """
-        prefix = keys.item_assignments_prefix(self._keyspace.root, item.id)
+        prefix = item_assignments_prefix(self._keyspace.root, item.id)
         found = await etcd.range(prefix, prefix_end(prefix))
         routes = [pb.Route.FromString(each.value) for each in found.entries if each.value]
         recorded = await etcd.range(record)
@@ -348,13 +352,13 @@ async def _routes_since(
     etcd: Etcd, keyspace: BrokerKeySpace, first_revision: int
 ) -> AsyncGenerator[tuple[str, pb.Route, int]]:
     """Yield journals with synchronized routes and their revisions, up to that of the mirror."""
-    prefix = keys.assignments_prefix(keyspace.root)
+    prefix = assignments_prefix(keyspace.root)
     async with aclosing(changes_since(etcd, keyspace, first_revision)) as events:
         async for event in events:
             if event.is_delete or not event.kv.key.startswith(prefix) or not event.kv.value:
                 continue
             try:
-                journal = keys.parse_assignment(event.kv.key[len(prefix) :].decode())[0]
+                journal = parse_assignment(event.kv.key[len(prefix) :].decode())[0]
                 route = pb.Route.FromString(event.kv.value)
             except (ValueError, DecodeError) as error:
                 _log.warning("%r in Etcd's history is ignored: %s", event.kv.key, error)

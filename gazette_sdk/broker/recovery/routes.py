@@ -53,7 +53,6 @@ from typing import NamedTuple, Protocol
 
 from google.protobuf.message import DecodeError
 
-from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry, is_withdrawn
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import (
@@ -65,7 +64,15 @@ from gazette_sdk.cluster.etcd_messages import (
     WatchEvent,
     prefix_end,
 )
-from gazette_sdk.cluster.items import AssignmentEntry, ItemEntry, parse_value
+from gazette_sdk.cluster.items import (
+    AssignmentEntry,
+    ItemEntry,
+    assignments_prefix,
+    items_prefix,
+    parse_assignment,
+    parse_item,
+    parse_value,
+)
 from gazette_sdk.cluster.keyspace import Entry, KeySpace
 from gazette_sdk.errors import EtcdCompactedError, EtcdError
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -539,8 +546,8 @@ class _History:
     """Replay of the keys of journals and assignments from Etcd's history."""
 
     def __init__(self, root: str, max_replication: int) -> None:
-        self._items = keys.items_prefix(root)
-        self._assignments = keys.assignments_prefix(root)
+        self._items = items_prefix(root)
+        self._assignments = assignments_prefix(root)
         self._max_replication = max_replication
         self._journals: dict[str, _PastJournal] = {}
 
@@ -588,7 +595,7 @@ class _History:
     def _apply(self, kv: KeyValue, *, is_delete: bool) -> None:
         try:
             if kv.key.startswith(self._items):
-                journal = keys.parse_item(kv.key[len(self._items) :].decode())
+                journal = parse_item(kv.key[len(self._items) :].decode())
                 past = self._journals.setdefault(journal, _PastJournal())
                 spec = None if is_delete else pb.JournalSpec.FromString(kv.value)
                 if spec is None or past.create_revision != kv.create_revision:
@@ -596,7 +603,7 @@ class _History:
                 past.spec = spec
                 past.create_revision, past.mod_revision = kv.create_revision, kv.mod_revision
             elif kv.key.startswith(self._assignments):
-                journal = keys.parse_assignment(kv.key[len(self._assignments) :].decode())[0]
+                journal = parse_assignment(kv.key[len(self._assignments) :].decode())[0]
                 past = self._journals.setdefault(journal, _PastJournal())
                 if is_delete:
                     past.written.pop(kv.key, None)

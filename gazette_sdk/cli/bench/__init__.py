@@ -9,7 +9,5 @@ In reading order:
 - ``site``: Site of a run: a cluster, and journals that exist for the run.
 - ``verify``: Comparison of the messages that were read with those that were acknowledged.
 - ``report``: Report of a run: tables for people, one JSON object for programs.
-- ``publish``: Phase *publish*: publish messages as fast as possible.
-- ``tail``: Phases *tail* and *read* of a run.
-- ``command``: Phases of ``gazette bench``.
+- ``phases``: Phases of ``gazette bench``.
 """

@@ -30,11 +30,10 @@ from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
-from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.allocator import state as metrics
 from gazette_sdk.cluster.allocator.state import State
 from gazette_sdk.cluster.etcd_messages import Compare, Delete, Operation, Put
-from gazette_sdk.cluster.items import AssignmentEntry, ItemEntry
+from gazette_sdk.cluster.items import AssignmentEntry, ItemEntry, assignment_key, item_key
 
 
 class Shortfall(NamedTuple):
@@ -371,7 +370,7 @@ def remove_dead(root: str, assignments: Sequence[AssignmentEntry[Any]]) -> Check
     The first comparison fails the transaction if the item was created again meanwhile.
     """
     checkpoint = Checkpoint()
-    checkpoint.compares.append(Compare.create_revision(keys.item_key(root, assignments[0].item), 0))
+    checkpoint.compares.append(Compare.create_revision(item_key(root, assignments[0].item), 0))
     for assignment in assignments:
         checkpoint.compares.append(_unchanged(assignment))
         checkpoint.operations.append(Delete(assignment.key))
@@ -507,7 +506,7 @@ class ItemState:
         state = self._state
         for index, slot in self.add:
             member = state.members[index]
-            key = keys.assignment_key(state.root, self._item.id, member.zone, member.suffix, slot)
+            key = assignment_key(state.root, self._item.id, member.zone, member.suffix, slot)
             # The member's limit may have been lowered.
             checkpoint.compares.append(Compare.mod_revision(member.key, member.mod_revision))
             checkpoint.operations.append(Put(key, b"", member.lease))
@@ -533,9 +532,7 @@ class ItemState:
     ) -> None:
         """Move an assignment to another slot. It keeps its value and lease."""
         state = self._state
-        key = keys.assignment_key(
-            state.root, assignment.item, assignment.zone, assignment.suffix, slot
-        )
+        key = assignment_key(state.root, assignment.item, assignment.zone, assignment.suffix, slot)
         checkpoint.compares.append(_unchanged(assignment))
         checkpoint.operations.append(Delete(assignment.key))
         checkpoint.operations.append(Put(key, assignment.raw, assignment.lease))
@@ -725,9 +722,7 @@ def _checkpoint(
         state.count(assignment, -1)
     demoted = state.allocation.demoted_value(primary)
     for assignment, slot, value in ((primary, standby.slot, demoted), (standby, 0, standby.raw)):
-        key = keys.assignment_key(
-            state.root, assignment.item, assignment.zone, assignment.suffix, slot
-        )
+        key = assignment_key(state.root, assignment.item, assignment.zone, assignment.suffix, slot)
         checkpoint.operations.append(Put(key, value, assignment.lease))
         member = state.member_index(assignment.zone, assignment.suffix)
         assert member is not None, "members that are gone take no part"

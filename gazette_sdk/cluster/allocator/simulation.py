@@ -27,7 +27,6 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic import ValidationError as PydanticValidationError
 
-from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.allocator.moves import balance_primaries, converge, fair_share
 from gazette_sdk.cluster.allocator.solver import solve
 from gazette_sdk.cluster.allocator.state import Allocation, State
@@ -39,7 +38,14 @@ from gazette_sdk.cluster.etcd_messages import (
     WatchBatch,
     WatchEvent,
 )
-from gazette_sdk.cluster.items import AssignmentEntry, ItemEntry, ItemKeySpace
+from gazette_sdk.cluster.items import (
+    AssignmentEntry,
+    ItemEntry,
+    ItemKeySpace,
+    assignment_key,
+    item_key,
+    member_key,
+)
 from gazette_sdk.errors import ConfigurationError, GazetteError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.names import validate_journal
@@ -521,10 +527,10 @@ class _Run:
             decode_assignment=lambda _item, _zone, _suffix, _raw: None,
         )
         # The order of creation is that of the description: the oldest exiting member drains first.
-        puts = [keys.member_key(_ROOT, *member) for member in self._members]
-        puts += [keys.item_key(_ROOT, name) for name in self._replication]
+        puts = [member_key(_ROOT, *member) for member in self._members]
+        puts += [item_key(_ROOT, name) for name in self._replication]
         puts += [
-            keys.assignment_key(_ROOT, item.name, *holder, slot)
+            assignment_key(_ROOT, item.name, *holder, slot)
             for item in description.items
             for slot, holder in enumerate(item.holders)
         ]

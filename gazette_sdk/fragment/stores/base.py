@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, Final, TypeVar
 
 from fsspec.asyn import get_loop
+from prometheus_client import Counter, Gauge, Histogram
 
 from gazette_sdk.errors import (
     FragmentNotFoundError,
@@ -25,7 +26,6 @@ from gazette_sdk.errors import (
     StoreError,
     ValidationError,
 )
-from gazette_sdk.fragment import metrics
 from gazette_sdk.protocol.names import StoreURL, without_queries
 
 OPERATION_TIMEOUT_S: Final = 60.0
@@ -33,6 +33,58 @@ OPERATION_TIMEOUT_S: Final = 60.0
 
 PUT_TIMEOUT_S: Final = 300.0
 """Longest time of one upload, which may move gigabytes."""
+
+
+# ------------------------------------------------------------------ metrics (broker section 19)
+
+STORE_ACTIVE = Gauge("gazette_store_active", "Fragment stores which are open.")
+
+STORE_OPERATIONS = Counter(
+    "gazette_store_operation_total",
+    "Operations of fragment stores.",
+    ["store", "operation", "status"],
+)
+
+STORE_OPERATION_SECONDS = Histogram(
+    "gazette_store_operation_duration_seconds",
+    "Duration of operations of fragment stores.",
+    ["store", "operation", "status"],
+    buckets=[0.01 * 4**i for i in range(6)],
+)
+
+STORE_PUT_BYTES = Counter(
+    "gazette_store_put_bytes_total",
+    "Bytes put into fragment stores, as stored.",
+    ["store", "encoding"],
+)
+
+STORE_LIST_ITEMS = Histogram(
+    "gazette_store_list_items_count",
+    "Objects found by one listing of a fragment store.",
+    ["store"],
+    buckets=[10 * 4**i for i in range(6)],
+)
+
+STORE_HEALTH_CHECKS = Counter(
+    "gazette_store_health_check_total",
+    "Health checks of fragment stores.",
+    ["store", "status"],
+)
+
+
+def remove_store(url: str) -> None:
+    """Remove the series of a store."""
+    for metric in (
+        STORE_OPERATIONS,
+        STORE_OPERATION_SECONDS,
+        STORE_PUT_BYTES,
+        STORE_LIST_ITEMS,
+        STORE_HEALTH_CHECKS,
+    ):
+        metric.remove_by_labels({"store": url})
+
+
+# ------------------------------------------------------------------ interface
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +209,7 @@ class Store(ABC):
         """
         with self._operation("put", path):
             self._put(self._parsed.key(path), content, length, content_encoding, overwrite)
-        metrics.STORE_PUT_BYTES.labels(self.url, content_encoding or "none").inc(length)
+        STORE_PUT_BYTES.labels(self.url, content_encoding or "none").inc(length)
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         """Yield all objects below a directory, in no order. There may be none.
@@ -172,7 +224,7 @@ class Store(ABC):
             for found in self._list(self._parsed.key(prefix)):
                 count += 1
                 yield found
-        metrics.STORE_LIST_ITEMS.labels(self.url).observe(count)
+        STORE_LIST_ITEMS.labels(self.url).observe(count)
 
     def remove(self, path: str) -> None:
         """Remove an object. A missing one is an error only where the store reports it."""
@@ -283,10 +335,8 @@ class Store(ABC):
         except Exception as error:
             raise self._translate(name, path, error) from error
         finally:
-            metrics.STORE_OPERATIONS.labels(self.url, name, status).inc()
-            metrics.STORE_OPERATION_SECONDS.labels(self.url, name, status).observe(
-                time.monotonic() - began
-            )
+            STORE_OPERATIONS.labels(self.url, name, status).inc()
+            STORE_OPERATION_SECONDS.labels(self.url, name, status).observe(time.monotonic() - began)
 
     def _translate(self, operation: str, path: str, error: Exception) -> StoreError:
         what = f"{operation} {path!r} in store {self._parsed.public}: {describe(error)}"

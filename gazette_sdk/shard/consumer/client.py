@@ -28,7 +28,7 @@ from gazette_sdk.protocol.labels import CONTENT_TYPE, RECOVERY_LOG, label_set, v
 from gazette_sdk.protocol.names import is_local, is_tls, strip_meta
 from gazette_sdk.protocol.rules import SHARD_RPCS_BY_NAME, STATE_RPC, Rpc
 from gazette_sdk.protocol.shard_spec import recovery_log, validate_shard_rpc
-from gazette_sdk.server.call import PROXY_HEADER_METADATA
+from gazette_sdk.server.authorization import PROXY_HEADER_METADATA
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.grpc import GrpcWire
 from gazette_sdk.transport.listing import list_journals

@@ -50,8 +50,7 @@ from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Capability, Claims, RequestedClaims
 from gazette_sdk.protocol.labels import label_set
 from gazette_sdk.protocol.shard_spec import ID
-from gazette_sdk.server.authorization import Authorization
-from gazette_sdk.server.call import PROXY_HEADER_METADATA, Call
+from gazette_sdk.server.authorization import PROXY_HEADER_METADATA, Authorization, Call
 from gazette_sdk.server.http import CONTENT_HEADERS, Target, origin_form
 from gazette_sdk.server.listener import PeerLimits, peer_of
 from gazette_sdk.shard.application.endpoints import Endpoint, Handler, Parameters, Query

@@ -53,8 +53,7 @@ from gazette_sdk.protocol.shard_spec import (
     validate_shard_rpc,
 )
 from gazette_sdk.server import grpc_server
-from gazette_sdk.server.authorization import Authorization
-from gazette_sdk.server.call import Call
+from gazette_sdk.server.authorization import Authorization, Call
 from gazette_sdk.server.grpc_server import Method
 from gazette_sdk.server.json_gateway import JsonUnary
 from gazette_sdk.shard.application.endpoints import Method as EndpointMethod

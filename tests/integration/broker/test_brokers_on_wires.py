@@ -17,7 +17,7 @@ from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import authority_for
-from gazette_sdk.server.call import Call
+from gazette_sdk.server.authorization import Call
 from gazette_sdk.transport.stream import wire as choice
 from support.brokers import COMMIT, LIMIT_S, Client, HandCluster, journal_spec, stream
 from support.etcd import run

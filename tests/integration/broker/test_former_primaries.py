@@ -9,7 +9,7 @@ import pytest
 
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.server.call import Call
+from gazette_sdk.server.authorization import Call
 from support.brokers import LIMIT_S, ZONE, HandCluster, journal_spec
 from support.etcd import run
 from support.scripted_replicas import JOURNAL, ScriptedPeer, led, without_pulses

@@ -18,7 +18,7 @@ from google.protobuf import json_format
 from gazette_sdk.errors import CallError, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.rules import complete
-from gazette_sdk.server.call import Call
+from gazette_sdk.server.authorization import Call
 from support.brokers import LIMIT_S, a_broker, journal_spec
 from support.etcd import run
 from support.vectors import golden

@@ -11,7 +11,7 @@ from gazette_sdk.errors import CallError, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, Capability
 from gazette_sdk.protocol.labels import parse_selector
-from gazette_sdk.server.call import Call
+from gazette_sdk.server.authorization import Call
 from support import vectors
 from support.brokers import ZONE, HandCluster, journal_spec
 from support.etcd import run

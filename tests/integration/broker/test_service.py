@@ -22,7 +22,7 @@ from gazette_sdk.errors import (
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, Capability
 from gazette_sdk.protocol.labels import parse_selector
-from gazette_sdk.server.call import Call
+from gazette_sdk.server.authorization import Call
 from support.brokers import COMMIT, LIMIT_S, Client, a_broker, journal_spec
 from support.etcd import run
 

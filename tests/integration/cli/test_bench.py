@@ -19,11 +19,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gazette_sdk.cli.bench import site
-from gazette_sdk.cli.bench import tail as catch_up
+from gazette_sdk.cli.bench import phases, site
+from gazette_sdk.cli.bench.phases import Failure, Ready, Tailed, TailJob, tail_journal
 from gazette_sdk.cli.bench.report import Schedule
 from gazette_sdk.cli.bench.site import Messages
-from gazette_sdk.cli.bench.tail import Failure, Ready, Tailed, TailJob, tail_journal
 from gazette_sdk.cli.settings import PHASES
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.errors import UnavailableError
@@ -287,7 +286,7 @@ def test_what_is_not_as_acknowledged_is_named_and_status_1(bench, monkeypatch, c
         def __iter__(self):
             return iter(change(list(super().__iter__())))
 
-    monkeypatch.setattr(catch_up, "Reader", Wrong)
+    monkeypatch.setattr(phases, "Reader", Wrong)
     outcome = bench("--phases=publish,read", "--messages=50", "--journals=1", "--json")
     assert outcome.status == 1
     assert "what was read is not what was acknowledged: 1 " + kind in outcome.stderr
@@ -299,7 +298,7 @@ def test_what_is_not_as_acknowledged_is_named_and_status_1(bench, monkeypatch, c
 
 
 def test_bytes_that_were_changed_in_the_journal_are_found(bench, monkeypatch, cluster, gazctl):
-    before = catch_up.catch_up
+    before = phases.catch_up
 
     def after_a_foreign_append(settings, place, ledger, display):
         foreign = b'{"UUID":"00000000-0000-0000-0000-000000000000","n":0,"text":"mine"}\n'
@@ -307,7 +306,7 @@ def test_bytes_that_were_changed_in_the_journal_are_found(bench, monkeypatch, cl
         gazctl.ok("journals", "append", *arguments, stdin=foreign)
         return before(settings, place, ledger, display)
 
-    monkeypatch.setattr("gazette_sdk.cli.bench.command.catch_up", after_a_foreign_append)
+    monkeypatch.setattr("gazette_sdk.cli.bench.phases.catch_up", after_a_foreign_append)
     outcome = bench("--phases=publish,read", "--messages=50", "--journals=1")
     assert outcome.status == 1
     assert "1 duplicated" in outcome.stderr
@@ -353,18 +352,18 @@ def test_more_replicas_than_brokers_are_told_of_and_nothing_is_left(bench, left,
 
 
 def test_a_broker_that_goes_away_ends_the_run(gazette, monkeypatch, tmp_path):
-    monkeypatch.setattr("gazette_sdk.cli.bench.publish.ACKNOWLEDGED_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("gazette_sdk.cli.bench.phases.ACKNOWLEDGED_TIMEOUT_S", 1.0)
     monkeypatch.setattr(site, "DELETION_TIMEOUT_S", 1.0)
     with EmbeddedCluster(tmp_path / "data", sync_etcd=False) as running:
         address = running.address
-        before = catch_up.Messages.message
+        before = phases.Messages.message
 
         def stop_then(messages, number):
             if number == 2000:
                 running.stop()
             return before(messages, number)
 
-        monkeypatch.setattr(catch_up.Messages, "message", stop_then)
+        monkeypatch.setattr(phases.Messages, "message", stop_then)
         outcome = gazette("bench", "--address", address, "--messages=1000000")
     assert (outcome.status, outcome.stdout) == (1, b"")
     assert "Traceback" not in outcome.stderr

@@ -11,7 +11,7 @@ from operator import attrgetter
 import yaml
 
 from gazette_sdk import Journals, Publisher, mapping, shard
-from gazette_sdk.cluster import keys
+from gazette_sdk.cluster.items import member_key
 from gazette_sdk.shard import EmbeddedConsumer
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.testing import run_shards
@@ -159,7 +159,7 @@ def test_a_recovery_is_shown_while_it_runs(shards, consumer):
 
 
 def test_members_of_other_implementations_show_what_they_have(shards, consumer, monkeypatch):
-    key = keys.member_key(ROOT, "zone", "idle")
+    key = member_key(ROOT, "zone", "idle")
     consumer.do(consumer.process.etcd.put(key, consumer_spec("idle").SerializeToString()))
     consumer.put(shard_spec("shard-a"))
     consumer.assign("shard-a", 0, code=PRIMARY)

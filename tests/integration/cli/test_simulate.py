@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import json
 
-from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.allocator.loop import run_allocator
 from gazette_sdk.cluster.allocator.state import leader_of
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalAllocation
 from gazette_sdk.cluster.etcd_messages import Delete, Put
+from gazette_sdk.cluster.items import assignment_key, item_key, member_key
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.etcd import run
 
@@ -30,14 +30,14 @@ def member_put(zone, suffix):
     spec = pb.BrokerSpec(journal_limit=100)
     spec.process_spec.id.zone, spec.process_spec.id.suffix = zone, suffix
     spec.process_spec.endpoint = "http://localhost:8080"
-    return Put(keys.member_key(ROOT, zone, suffix), spec.SerializeToString())
+    return Put(member_key(ROOT, zone, suffix), spec.SerializeToString())
 
 
 def journal_put(name, replication=3):
     spec = pb.JournalSpec(name=name, replication=replication)
     spec.fragment.length, spec.fragment.compression_codec = 65536, pb.NONE
     spec.fragment.refresh_interval.FromSeconds(60)
-    return Put(keys.item_key(ROOT, name), spec.SerializeToString())
+    return Put(item_key(ROOT, name), spec.SerializeToString())
 
 
 async def lead(etcd, *operations):
@@ -103,9 +103,9 @@ def simulated(gazette, etcd, held, *arguments):
 def lost(held, zone, suffix):
     """Return what Etcd deletes with the lease of a broker."""
     return [
-        Delete(keys.member_key(ROOT, zone, suffix)),
+        Delete(member_key(ROOT, zone, suffix)),
         *(
-            Delete(keys.assignment_key(ROOT, journal, zone, suffix, brokers.index(name)))
+            Delete(assignment_key(ROOT, journal, zone, suffix, brokers.index(name)))
             for name in [f"{zone}/{suffix}"]
             for journal, brokers in held.items()
             if name in brokers

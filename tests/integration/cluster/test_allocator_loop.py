@@ -8,11 +8,11 @@ import logging
 
 import pytest
 
-from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.allocator import loop as module
 from gazette_sdk.cluster.allocator import state as metrics
 from gazette_sdk.cluster.allocator.loop import run_allocator
 from gazette_sdk.cluster.etcd_messages import Compare, Delete, Put
+from gazette_sdk.cluster.items import assignment_key, item_key, member_key
 from gazette_sdk.errors import EtcdUnavailableError, LeaseLostError
 from support.allocation import VectorAllocation, item_value, member_value, vector_keyspace
 from support.etcd import run, within
@@ -26,7 +26,7 @@ class Member:
 
     def __init__(self, client, zone, suffix, limit=100):
         self.client, self.zone, self.suffix, self.limit = client, zone, suffix, limit
-        self.key = keys.member_key(ROOT, zone, suffix)
+        self.key = member_key(ROOT, zone, suffix)
         self.keyspace = vector_keyspace(ROOT)
         self.rounds = []
         self.lease = 0
@@ -99,9 +99,7 @@ async def cluster(client, *names):
 async def apply(client, **items):
     """Write items; a replication of ``None`` deletes."""
     operations = [
-        Delete(keys.item_key(ROOT, item))
-        if r is None
-        else Put(keys.item_key(ROOT, item), item_value(r))
+        Delete(item_key(ROOT, item)) if r is None else Put(item_key(ROOT, item), item_value(r))
         for item, r in items.items()
     ]
     await client.txn([], operations)
@@ -193,7 +191,7 @@ def test_a_replica_that_its_primary_replaced_stays_replaced(etcd):
             members = {member.suffix: member for member in (one, two, three)}
             (spare,) = set(members) - set(before)
             gone = next(a for a in one.keyspace.assignments("item") if a.slot == 1)
-            key = keys.assignment_key(ROOT, "item", "a", spare, 1)
+            key = assignment_key(ROOT, "item", "a", spare, 1)
             change = [Delete(gone.key), Put(key, b"", members[spare].lease)]
             revision = (await client.txn([], change)).revision
             await one.keyspace.wait_for_revision(revision)
@@ -207,7 +205,7 @@ def test_a_replica_that_its_primary_replaced_stays_replaced(etcd):
 def test_a_bad_item_does_no_harm_and_a_good_value_mends_it(etcd):
     async def scenario():
         async with etcd.client() as client, cluster(client, "a/lone") as (lone,):
-            key = keys.item_key(ROOT, "one")
+            key = item_key(ROOT, "one")
             await client.put(key, b"not JSON")
             await apply(client, two=1)
             await settled(lone, two=1)

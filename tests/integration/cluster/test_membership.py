@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.items import member_key
 from gazette_sdk.cluster.lease import boot_s
 from gazette_sdk.cluster.membership import Membership
 from gazette_sdk.errors import EtcdError, EtcdUnavailableError, LeaseLostError
@@ -19,7 +19,7 @@ from gazette_sdk.testing.tcp_proxy import TcpProxy
 from support.etcd import run, within
 
 ZONE, SUFFIX = "a", "member"
-KEY = keys.member_key("/root", ZONE, SUFFIX)
+KEY = member_key("/root", ZONE, SUFFIX)
 
 
 def spec(limit=10):

@@ -12,7 +12,7 @@ from gazette_sdk.protocol.authorization import Authority, Capability
 from gazette_sdk.protocol.labels import parse_selector
 from gazette_sdk.transport import loop
 from gazette_sdk.transport.listing import list_journals
-from gazette_spark.content import open_transport
+from gazette_spark.options import open_transport
 
 KEYS = "c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0LXNlY3I="
 

@@ -6,7 +6,6 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.allocator.moves import (
     EXCHANGES_MAX,
     ITEM_EXCHANGES_MAX,
@@ -16,6 +15,7 @@ from gazette_sdk.cluster.allocator.moves import (
 from gazette_sdk.cluster.allocator.state import State
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalAllocation, route_value
 from gazette_sdk.cluster.etcd_messages import Compare, Delete, Put
+from gazette_sdk.cluster.items import assignment_key, member_key
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.rules import route_of
 from support.allocation import VectorAllocation, fill, filled, item_value, member_value
@@ -149,14 +149,14 @@ def test_a_journal_keeps_the_route_that_its_replicas_have():
         spec.name = name
         entries.append((keyspace.item_key(name), spec.SerializeToString()))
         entries += [
-            (keys.assignment_key("/root", name, "zone", suffix, slot), route)
+            (assignment_key("/root", name, "zone", suffix, slot), route)
             for slot, suffix in enumerate(suffixes)
         ]
     for suffix in suffixes:
         broker = pb.BrokerSpec(journal_limit=9)
         broker.process_spec.id.zone, broker.process_spec.id.suffix = "zone", suffix
         broker.process_spec.endpoint = "http://localhost:8080"
-        entries.append((keys.member_key("/root", "zone", suffix), broker.SerializeToString()))
+        entries.append((member_key("/root", "zone", suffix), broker.SerializeToString()))
     fill(keyspace, [(key.decode(), value) for key, value in sorted(entries)])
     (checkpoint,) = balance_primaries(State(keyspace, JournalAllocation()))
     puts = [each for each in checkpoint.operations if isinstance(each, Put)]

@@ -4,7 +4,6 @@ from itertools import pairwise
 
 import pytest
 
-from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.broker_keys import (
     BrokerKeySpace,
     JournalAllocation,
@@ -13,7 +12,14 @@ from gazette_sdk.cluster.broker_keys import (
     route_value,
 )
 from gazette_sdk.cluster.etcd_messages import KeyValue, WatchBatch, WatchEvent
-from gazette_sdk.cluster.items import AssignmentEntry, ItemEntry, MemberEntry
+from gazette_sdk.cluster.items import (
+    AssignmentEntry,
+    ItemEntry,
+    MemberEntry,
+    assignment_key,
+    item_key,
+    member_key,
+)
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.journal_spec import DEFAULT_MAX_REPLICATION
 from support.vectors import cases, golden, group, label_set, route
@@ -34,7 +40,7 @@ def apply(keyspace, kv, *, is_delete=False):
 
 
 def assignment(zone, suffix, slot, value, item="a/journal"):
-    key = keys.assignment_key(ROOT, item, zone, suffix, slot)
+    key = assignment_key(ROOT, item, zone, suffix, slot)
     return AssignmentEntry(key, value, 1, 1, 1, 0, b"", item, zone, suffix, slot)
 
 
@@ -53,11 +59,11 @@ BROKER = pb.BrokerSpec(
 def test_keys(case):
     match case["kind"]:
         case "member":
-            assert keys.member_key("/root", case["zone"], case["suffix"]) == case["key"].encode()
+            assert member_key("/root", case["zone"], case["suffix"]) == case["key"].encode()
         case "item":
-            assert keys.item_key("/root", "item-1") == case["key"].encode()
+            assert item_key("/root", "item-1") == case["key"].encode()
         case "assignment":
-            built = keys.assignment_key(
+            built = assignment_key(
                 "/root", "a/journal/part-000", case["zone"], case["suffix"], case["slot"]
             )
             assert built == case["key"].encode()
@@ -73,7 +79,7 @@ def test_keys(case):
         case "refused":
             for part in case["parts"]:
                 with pytest.raises(ValueError, match="can not be a part"):
-                    keys.item_key("/root", part)
+                    item_key("/root", part)
         case other:
             raise AssertionError(other)
 
@@ -131,7 +137,7 @@ def test_members_offer_their_limit_until_they_are_exiting():
 
 
 def test_an_empty_assignment_has_no_primary():
-    key = keys.assignment_key(ROOT, "a/journal", "zone", "broker", 0)
+    key = assignment_key(ROOT, "a/journal", "zone", "broker", 0)
     keyspace = keyspace_of((key, b""))
     assert keyspace.assignments("a/journal")[0].value == pb.Route(primary=-1)
     assert route_value(pb.Route(primary=-1)) == bytes.fromhex("10ffffffffffffffffff01")
@@ -214,8 +220,8 @@ def test_values_that_break_a_rule_are_left_out_and_a_good_one_later_counts(key, 
 
 
 def test_lookups_follow_changes():
-    item, member = keys.item_key(ROOT, "a/journal"), keys.member_key(ROOT, "zone", "broker")
-    first = keys.assignment_key(ROOT, "a/journal", "zone", "broker", 2)
+    item, member = item_key(ROOT, "a/journal"), member_key(ROOT, "zone", "broker")
+    first = assignment_key(ROOT, "a/journal", "zone", "broker", 2)
     keyspace = keyspace_of(
         (item, JOURNAL.SerializeToString()), (member, BROKER.SerializeToString()), (first, b"")
     )
@@ -224,7 +230,7 @@ def test_lookups_follow_changes():
     assert [a.slot for a in keyspace.local_assignments("zone", "broker")] == [2]
 
     # A promotion: the old key goes and the new one comes in one revision.
-    second = keys.assignment_key(ROOT, "a/journal", "zone", "broker", 0)
+    second = assignment_key(ROOT, "a/journal", "zone", "broker", 0)
     events = (
         WatchEvent(is_delete=True, kv=KeyValue(first, b"", 0, 4, 0, 0)),
         WatchEvent(is_delete=False, kv=KeyValue(second, b"", 4, 4, 1, 0)),
@@ -244,7 +250,7 @@ def test_lookups_follow_changes():
 
 
 def test_assignments_are_in_order_whenever_they_came():
-    values = [(keys.assignment_key(ROOT, "a/journal", z, "broker", 0), b"") for z in "cab"]
+    values = [(assignment_key(ROOT, "a/journal", z, "broker", 0), b"") for z in "cab"]
     keyspace = keyspace_of(*values)
     assert [a.zone for a in keyspace.assignments("a/journal")] == ["a", "b", "c"]
     implied = keyspace.journal_route("a/journal")

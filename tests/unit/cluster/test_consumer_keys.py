@@ -2,10 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace, ShardAllocation
 from gazette_sdk.cluster.etcd_messages import KeyValue, WatchBatch, WatchEvent
-from gazette_sdk.cluster.items import AssignmentEntry, ItemEntry
+from gazette_sdk.cluster.items import (
+    AssignmentEntry,
+    ItemEntry,
+    assignment_key,
+    item_assignments_prefix,
+    item_key,
+    member_key,
+)
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.rules import complete
@@ -30,18 +36,18 @@ def keyspace_of(*values):
 def assignment(slot, code, suffix="name"):
     errors = ["why"] if code == cpb.ReplicaStatus.FAILED else []
     status = cpb.ReplicaStatus(code=code, errors=errors)
-    key = keys.assignment_key(ROOT, "shard-id", "zone", suffix, slot)
+    key = assignment_key(ROOT, "shard-id", "zone", suffix, slot)
     return AssignmentEntry(key, status, 1, 1, 1, 0, b"", "shard-id", "zone", suffix, slot)
 
 
 def test_keys_follow_the_vectors():
     vector = group("message", "etcd_keys")
     root = vector["root"]
-    assert keys.member_key(root, "zone", "suffix").decode() == vector["member"]
-    assert keys.item_key(root, "shard-id").decode() == vector["item"]
-    made = keys.assignment_key(root, "shard-id", "zone", "suffix", 0)
+    assert member_key(root, "zone", "suffix").decode() == vector["member"]
+    assert item_key(root, "shard-id").decode() == vector["item"]
+    made = assignment_key(root, "shard-id", "zone", "suffix", 0)
     assert made.decode() == vector["assignment"]
-    prefix = keys.item_assignments_prefix(root, "shard-id")
+    prefix = item_assignments_prefix(root, "shard-id")
     assert prefix.decode() == vector["assignment_prefix"]
 
 

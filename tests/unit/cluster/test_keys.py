@@ -7,8 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.cluster import keys
-from gazette_sdk.cluster.items import AssignmentEntry, ItemEntry, MemberEntry
+from gazette_sdk.cluster.items import (
+    AssignmentEntry,
+    ItemEntry,
+    MemberEntry,
+    assignment_key,
+    assignments_prefix,
+    item_assignments_prefix,
+    item_key,
+    member_key,
+    parse_assignment,
+)
 from support.allocation import filled
 from support.vectors import group
 
@@ -24,15 +33,13 @@ def test_keys_are_built(case):
     root = case["root"]
     match case["kind"]:
         case "member":
-            built = keys.member_key(root, case["zone"], case["suffix"])
+            built = member_key(root, case["zone"], case["suffix"])
         case "item":
-            built = keys.item_key(root, case["id"])
+            built = item_key(root, case["id"])
         case "item_assignments_prefix":
-            built = keys.item_assignments_prefix(root, case["id"])
+            built = item_assignments_prefix(root, case["id"])
         case "assignment":
-            built = keys.assignment_key(
-                root, case["id"], case["zone"], case["suffix"], case["slot"]
-            )
+            built = assignment_key(root, case["id"], case["zone"], case["suffix"], case["slot"])
     assert built == case["key"].encode()
 
 
@@ -45,11 +52,11 @@ def test_keys_are_ordered_as_their_parts(ordered):
 def test_parts_that_break_the_order_are_refused(case):
     match case:
         case {"member": {"zone": zone, "suffix": suffix}}:
-            build = partial(keys.member_key, "/root", zone, suffix)
+            build = partial(member_key, "/root", zone, suffix)
         case {"item": item}:
-            build = partial(keys.item_key, "/root", item)
+            build = partial(item_key, "/root", item)
         case {"assignment": {"id": item, "zone": zone, "suffix": suffix}}:
-            build = partial(keys.assignment_key, "/root", item, zone, suffix, 0)
+            build = partial(assignment_key, "/root", item, zone, suffix, 0)
     with pytest.raises(ValueError, match="can not be a part of a key"):
         build()
 
@@ -103,10 +110,10 @@ def test_lookups_by_item_and_member():
 
 @given(st.lists(st.tuples(PARTS, PARTS, PARTS, SLOTS), min_size=2, max_size=8))
 def test_built_keys_parse_back_and_sort_as_tuples(tuples):
-    prefix = keys.assignments_prefix("/r")
-    built = {keys.assignment_key("/r", *parts): parts for parts in tuples}
+    prefix = assignments_prefix("/r")
+    built = {assignment_key("/r", *parts): parts for parts in tuples}
     for key, parts in built.items():
-        assert keys.parse_assignment(key[len(prefix) :].decode()) == parts
+        assert parse_assignment(key[len(prefix) :].decode()) == parts
     ordered = [built[key][:3] for key in sorted(built)]
     assert ordered == sorted(ordered)
 
@@ -114,4 +121,4 @@ def test_built_keys_parse_back_and_sort_as_tuples(tuples):
 @pytest.mark.parametrize("section", ["a#b", "", "#", "a#b#c#x", "a#b#c#1.0", "a#b#c#", "a#b#c#1#2"])
 def test_other_shapes_of_assignments_are_refused(section):
     with pytest.raises(ValueError, match=r"expected 4 parts|is no number"):
-        keys.parse_assignment(section)
+        parse_assignment(section)

@@ -13,10 +13,9 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.transport.fragment_store import FragmentStoreTransport
 from gazette_sdk.transport.wire import ANYWHERE
-from gazette_spark import content
-from gazette_spark import content as connection
+from gazette_spark import content, options
 from gazette_spark import stream as following
-from gazette_spark.batch import GazetteBatchReader
+from gazette_spark.source import GazetteBatchReader
 from support.spark_stores import N, Stream, options_of, store_history
 from support.written_messages import History
 
@@ -93,9 +92,11 @@ def test_that_there_is_no_broker_is_told_at_once(
 def test_credentials_go_to_brokers_however_the_scheme_is_written(monkeypatch: pytest.MonkeyPatch):
     given = {}
     monkeypatch.setenv("BROKER_AUTH_TOKEN", "token")
-    monkeypatch.setattr(connection, "connect", lambda url, **options: given.update({url: options}))
+    monkeypatch.setattr(
+        "gazette_sdk.transport.connect", lambda url, **options: given.update({url: options})
+    )
     for url in ("http://a:1", "HTTPS://a:1"):
-        connection.open_transport(url)
+        options.open_transport(url)
         assert given[url]["auth_token"] == "token"
-    connection.open_transport("file:///")
+    options.open_transport("file:///")
     assert given["file:///"] == {}

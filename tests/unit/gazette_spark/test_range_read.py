@@ -35,8 +35,7 @@ from gazette_sdk.errors import (
 from gazette_sdk.framing import Framing
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_spark import range_read
-from gazette_spark.batch import GazetteBatchReader
-from gazette_spark.source import GazetteDataSource
+from gazette_spark.source import GazetteBatchReader, GazetteDataSource
 from support.fragment_files import fragment_of, store_fragment
 from support.spark_stores import N, batch_rows, options_of, rows_of, store_history
 from support.written_messages import History, frame

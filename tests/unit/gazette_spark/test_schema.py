@@ -146,7 +146,7 @@ import sys
 import gazette_spark
 assert gazette_spark.GazetteDataSource.name() == "gazette"
 assert not {"gazette_sdk.transport", "gazette_sdk.message", "pydantic"} & sys.modules.keys()
-import gazette_spark.batch
+import gazette_spark.content, gazette_spark.planning
 assert not {"gazette_sdk.message", "pydantic"} & sys.modules.keys()
 from gazette_spark import lag, partition_by_journal, transactions
 assert callable(lag) and callable(partition_by_journal) and callable(transactions.complete)

@@ -16,10 +16,8 @@ from gazette_sdk.errors import (
     UnavailableError,
     ValidationError,
 )
-from gazette_spark import content as connection
-from gazette_spark import producers, sink
-from gazette_spark.producers import TaskTransaction
-from gazette_spark.sink import GazetteBatchWriter, PreparedCommit
+from gazette_spark import content, sink
+from gazette_spark.sink import GazetteBatchWriter, PreparedCommit, TaskTransaction
 from gazette_spark.write_options import WriteOptions
 from support.memory_transport import MemoryTransport
 
@@ -47,9 +45,9 @@ class Restarting(MemoryTransport):
 def transport(monkeypatch) -> Restarting:
     made = Restarting()
     made.create("a/target", topic="target")
-    monkeypatch.setattr(producers, "open_transport", lambda _url: made)
     monkeypatch.setattr(sink, "open_transport", lambda _url: made)
-    monkeypatch.setattr(producers, "_idle", {})
+    monkeypatch.setattr(sink, "open_transport", lambda _url: made)
+    monkeypatch.setattr(sink, "_idle", {})
     return made
 
 
@@ -66,7 +64,7 @@ def test_a_task_waits_for_brokers_that_are_started_again(transport):
 
 
 def test_a_task_gives_up_brokers_that_do_not_come_back_and_says_which(transport, monkeypatch):
-    monkeypatch.setattr(connection, "FAILING_MAX_S", 0.1)
+    monkeypatch.setattr(content, "FAILING_MAX_S", 0.1)
     transport.failures = 1000
     with pytest.raises(UnavailableError, match="cannot connect to the brokers"):
         write(STREAM)
@@ -75,7 +73,7 @@ def test_a_task_gives_up_brokers_that_do_not_come_back_and_says_which(transport,
 
 def test_no_write_waits_for_frozen_brokers_without_end(transport, monkeypatch):
     monkeypatch.setattr(sink, "ANSWER_MAX_S", 0.05)
-    monkeypatch.setattr(connection, "FAILING_MAX_S", 0.1)
+    monkeypatch.setattr(content, "FAILING_MAX_S", 0.1)
     transport.is_frozen = True
     with pytest.raises(DeadlineExceededError, match="did not answer within"):
         write(STREAM)

@@ -18,7 +18,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, Capability
 from gazette_sdk.server import grpc_server as grpc_module
 from gazette_sdk.server import splice
-from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, MAX_CHUNK_BYTES
+from gazette_sdk.server.authorization import FOREIGN_CHUNK_BYTES, MAX_CHUNK_BYTES
 from gazette_sdk.server.metrics import metrics_text
 from gazette_sdk.transport.loop import run
 from support import raw_grpc

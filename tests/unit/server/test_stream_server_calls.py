@@ -24,7 +24,7 @@ from gazette_sdk.protocol.stream_frames import (
     encode,
     encode_call,
 )
-from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, MAX_CHUNK_BYTES
+from gazette_sdk.server.authorization import FOREIGN_CHUNK_BYTES, MAX_CHUNK_BYTES
 from gazette_sdk.server.metrics import metrics_text
 from support.raw_stream import RawStream, append_frames, head_of
 from support.scripted_journals import HEADER, ScriptedJournals, items

@@ -1,16 +1,14 @@
 """Pipelines on Spark, each a plain function over a session: what ``gazette spark NAME`` runs.
 
-- ``lake``: directories of Parquet files by date, hour and batch, which the first two write
-- ``export``: journals to Parquet, incrementally
-- ``compact``: many exported batches of an hour to one
+- ``lake``: journals to Parquet by date, hour and batch, incrementally (``export``), and many
+  exported batches of an hour to one (``compact``)
 - ``backfill``: files of Parquet or JSON to journals
 - ``reconcile``: what two sets of journals do not have in common
 - ``word_count``: words of all history
 """
 
 from gazette_spark.pipelines.backfill import BackfilledFiles, backfill
-from gazette_spark.pipelines.compact import CompactedHour, compact
-from gazette_spark.pipelines.export import ExportedBatch, export
+from gazette_spark.pipelines.lake import CompactedHour, ExportedBatch, compact, export
 from gazette_spark.pipelines.reconcile import Reconciliation, reconcile
 from gazette_spark.pipelines.word_count import word_count
 

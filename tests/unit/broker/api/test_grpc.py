@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gazette_sdk.broker.api.fronts import Chunk, decode_append_item, encode_read_item
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.rules import complete
-from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES
+from gazette_sdk.server.authorization import FOREIGN_CHUNK_BYTES
 from gazette_sdk.transport.loop import run
 from support.scripted_journals import (
     HEADER,

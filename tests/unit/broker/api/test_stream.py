@@ -13,7 +13,7 @@ from gazette_sdk.protocol.served_calls import ServerCalls
 from gazette_sdk.protocol.stream_calls import CallBegan, Item
 from gazette_sdk.protocol.stream_frames import Kind, Method
 from gazette_sdk.protocol.stream_pb2 import CallHead
-from gazette_sdk.server.call import Call
+from gazette_sdk.server.authorization import Call
 from gazette_sdk.server.stream import Intake, StreamCall, StreamMethod
 from support.scripted_journals import HEADER, ScriptedJournals
 

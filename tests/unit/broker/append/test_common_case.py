@@ -18,7 +18,7 @@ from gazette_sdk.broker.spool.files import LARGE_CHUNK_BYTES
 from gazette_sdk.fragment.health import CHECK_PENDING
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import AllowAll, Authority, Claims
-from gazette_sdk.server.call import Call
+from gazette_sdk.server.authorization import Call
 from support.append_world import CLAIMS, JOURNAL, World
 from support.etcd import run
 from support.vectors import label_set

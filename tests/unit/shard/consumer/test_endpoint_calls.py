@@ -20,7 +20,7 @@ from gazette_sdk.errors import (
     UserCodeError,
 )
 from gazette_sdk.protocol import consumer_pb2 as cpb
-from gazette_sdk.server.call import Call
+from gazette_sdk.server.authorization import Call
 from gazette_sdk.shard.consumer.endpoints import EndpointCalls, Queries, status_of
 from gazette_sdk.shard.stores.sqlite_store import SqliteStore
 

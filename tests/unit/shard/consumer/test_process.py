@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.etcd_messages import KeyValue, WatchBatch, WatchEvent
+from gazette_sdk.cluster.items import assignment_key, item_key, member_key
 from gazette_sdk.errors import ConfigurationError, UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
@@ -29,14 +29,14 @@ def consumer_of(shards, members=("local", "other"), exiting=(), hot_standbys=1):
             shard_limit=10,
             exiting=name in exiting,
         )
-        entries.append((keys.member_key(root, "local", name), spec))
+        entries.append((member_key(root, "local", name), spec))
     for shard, held in shards.items():
         spec = cpb.ShardSpec(id=shard, hot_standbys=hot_standbys, max_txn_duration={"seconds": 1})
-        entries.append((keys.item_key(root, shard), spec))
+        entries.append((item_key(root, shard), spec))
         for slot, (name, code) in enumerate(held.items()):
             errors = ["why"] if code == FAILED else []
             status = cpb.ReplicaStatus(code=code, errors=errors)
-            entries.append((keys.assignment_key(root, shard, "local", name, slot), status))
+            entries.append((assignment_key(root, shard, "local", name, slot), status))
     for revision, (key, value) in enumerate(entries, 1):
         kv = KeyValue(key, value.SerializeToString(), revision, revision, 1, 0)
         header = pb.Header.Etcd(revision=revision)

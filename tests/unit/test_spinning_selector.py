@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 
-from gazette_sdk.server.spinning_selector import SPIN_S, SpinningSelector, new_loop
+from gazette_sdk.adaptive_spin import SELECTOR_SPIN_S, SpinningSelector, new_loop
 
 
 def test_an_event_that_comes_soon_is_found_without_sleeping(monkeypatch):
@@ -40,7 +40,7 @@ def test_a_silent_socket_is_polled_for_a_moment_before_the_sleep():
         assert time.monotonic() - begun[1] >= 0.5
         assert time.process_time() - begun[0] < 0.2
         assert selector.select(0) == []
-        assert selector.select(SPIN_S / 2) == []
+        assert selector.select(SELECTOR_SPIN_S / 2) == []
 
 
 def test_a_loop_of_it_serves_timers_threads_and_connections():

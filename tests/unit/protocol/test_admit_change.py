@@ -6,13 +6,11 @@ import math
 
 import pytest
 
-from gazette_sdk.broker.authorize import admit_change
 from gazette_sdk.errors import DeadlineExceededError, UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability, Claims
+from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability, Claims, admit_change
 from gazette_sdk.protocol.labels import label_set, parse_selector
-from gazette_sdk.server.authorization import Authorization
-from gazette_sdk.server.call import Call
+from gazette_sdk.server.authorization import Authorization, Call
 from support.brokers import journal_spec
 from support.etcd import run
 from support.vectors import cases
