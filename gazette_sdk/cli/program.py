@@ -16,7 +16,6 @@ import sys
 import textwrap
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -36,11 +35,11 @@ from gazette_sdk.server.options import (
     Settings,
     Sources,
     find_ini,
-    first_positional,
     ini_keys,
     load,
     nearest,
     parse_arguments,
+    plain_arguments,
 )
 from gazette_sdk.server.settings import LoggingSettings
 
@@ -136,17 +135,13 @@ def program_help(program: str, summary: str, commands: Sequence[Command], parent
     return "\n".join(lines) + "\n"
 
 
-def command_help(
-    program: str,
-    command: Command,
-    shared: Sequence[Group[Settings]],
-) -> str:
+def command_help(program: str, command: Command, groups: Sequence[Group[Any]]) -> str:
     """Return the help of a command.
 
     Args:
         program: the program's name.
         command: the command.
-        shared: options of its parent command, which it takes, too.
+        groups: options that it accepts.
     """
     called = f"{program} {command.name}"
     arguments = f" {command.arguments}" if command.arguments else ""
@@ -157,7 +152,7 @@ def command_help(
     if command.examples:
         examples = [f"  # {what}\n  {line}" for line, what in command.examples]
         sections.append("Examples:\n" + "\n".join(examples))
-    for group in (*command.groups, *shared):
+    for group in groups:
         options = "\n".join(_option(group, bound) for bound in group.options)
         sections.append(f"Options [{group.title}]:\n{options}")
     sections.append(
@@ -168,9 +163,8 @@ def command_help(
 
 
 def _option(group: Group[Settings], bound: BoundOption) -> str:
-    short = f"-{bound.option.short}, " if bound.option.short else ""
     value = "|".join(bound.choices) or _VALUE_NAMES.get(bound.kind, "")
-    names = f"  {short}--{bound.long}{f'={value}' if value else ''}"
+    names = f"  {', '.join(reversed(bound.names))}{f'={value}' if value else ''}"
     text = " ".join([bound.option.description, *_notes(group, bound)])
     described = _wrapped(text, " " * _NAMES_WIDTH)
     if len(names) < _NAMES_WIDTH - 1:
@@ -280,7 +274,7 @@ class Invocation:
     arguments: Sequence[str] = ()
     groups: Sequence[Group[Any]] = ()
     known: Sequence[Group[Any]] = ()
-    _loaded: dict[str, Settings] = field(default_factory=dict)
+    _loaded: dict[Group[Any], Settings] = field(default_factory=dict)
 
     def settings(self, group: Group[S]) -> S:
         """Return the values of a group of options.
@@ -288,10 +282,9 @@ class Invocation:
         Raises:
             ConfigurationError: a value is invalid, or a required value is missing.
         """
-        key = f"{group.title} {group.prefix}"
-        values = self._loaded.get(key)
+        values = self._loaded.get(group)
         if values is None:
-            values = self._loaded[key] = load(group, self.sources)
+            values = self._loaded[group] = load(group, self.sources)
         assert isinstance(values, group.model)
         return values
 
@@ -383,6 +376,14 @@ class Program:
         """Installed version of the package."""
         return gazette_sdk.__version__
 
+    def groups_of(self, command: Command) -> tuple[Group[Any], ...]:
+        """Return the options that a command accepts."""
+        return (*command.groups, *self.shared.get(command.name.split()[0], ()))
+
+    def options_of(self, command: Command) -> list[BoundOption]:
+        """Return the options that a command accepts, one by one."""
+        return [option for group in self.groups_of(command) for option in group.options]
+
     def all_groups(self) -> tuple[Group[Any], ...]:
         """Return the options of all commands, shared options first."""
         found: dict[str, Group[Any]] = {}
@@ -394,22 +395,21 @@ class Program:
 
     def _parse(self, arguments: list[str]) -> tuple[Command, Invocation] | int:
         """Return the command to run, or the exit status of a command line that only shows help."""
-        words, rest = self._words(arguments)
+        words = self._words(arguments)
         command = next((each for each in self.commands if each.name == " ".join(words)), None)
         if command is None:
             return self._explain_commands(words, arguments)
-        shared = self.shared.get(words[0], ())
-        groups = (*command.groups, *shared)
-        parsed = parse_arguments(groups, rest)
+        groups = self.groups_of(command)
+        parsed = parse_arguments(groups, arguments)
         if parsed.wants_help:
-            self._print_help(command_help(self.name, command, shared))
-            return 0
-        self._check_count(command, parsed.positional)
+            return self._print_help(command_help(self.name, command, groups))
+        positional = parsed.positional[len(words) :]
+        self._check_count(command, positional)
         invocation = Invocation(
             self.name,
             self.version,
             Sources(parsed.values, self._ini() if groups else None, self._environ()),
-            tuple(parsed.positional),
+            tuple(positional),
             groups=groups,
             known=self.all_groups() if command.name == "print-config" else groups,
         )
@@ -425,25 +425,26 @@ class Program:
         """
         ini = find_ini(self.ini)
         if ini is not None:
-            groups = [group for command in self.commands for group in command.groups]
-            shared = [group for each in self.shared.values() for group in each]
-            ini.check(ini_keys([*groups, *shared, *self.ini_guests]))
+            ini.check(ini_keys([*self._groups_below([]), *self.ini_guests]))
         return ini
 
-    def _words(self, arguments: list[str]) -> tuple[list[str], list[str]]:
-        """Return the words that name a command, and the arguments without them."""
-        rest, words = list(arguments), list[str]()
-        while any(each.name.split()[: len(words)] == words for each in self.commands):
-            exact = next((each for each in self.commands if each.name.split() == words), None)
-            groups = self.shared.get(words[0], ()) if words else self.all_groups()
-            place = first_positional((*exact.groups, *groups) if exact else groups, rest)
-            if place is None:
+    def _groups_below(self, words: list[str]) -> list[Group[Any]]:
+        """Return the options of all commands whose names begin with some words."""
+        below = [each for each in self.commands if each.name.split()[: len(words)] == words]
+        return [group for command in below for group in self.groups_of(command)]
+
+    def _words(self, arguments: list[str]) -> list[str]:
+        """Return the words of the command line that name a command, or an unknown one."""
+        names = [command.name.split() for command in self.commands]
+        words: list[str] = []
+        while any(name[: len(words)] == words for name in names):
+            longer = plain_arguments(self._groups_below(words), arguments)[: len(words) + 1]
+            if len(longer) == len(words):
                 break
-            longer = [*words, rest[place]]
-            if exact and all(each.name.split()[: len(longer)] != longer for each in self.commands):
+            if words in names and all(name[: len(longer)] != longer for name in names):
                 break  # an argument of the command, and no word of a longer one
-            words.append(rest.pop(place))
-        return words, rest
+            words = longer
+        return words
 
     def _explain_commands(self, words: list[str], arguments: list[str]) -> int:
         """Print help if the command line names no command, or an unknown one."""
@@ -452,16 +453,14 @@ class Program:
         text = program_help(self.name, self.summary, listed or self.commands, parent)
         unknown = len(words) > 1 or (words and not listed)
         if not unknown and any(argument in {"-h", "--help"} for argument in arguments):
-            self._print_help(text)
-            return 0
+            return self._print_help(text)
         if not unknown and "--version" in arguments:
             sys.stdout.write(f"{self.name} version {self.version}\n")
             return 0
         problem = "a command must be given"
         if unknown:
             problem = f"unknown command `{' '.join(words)}`"
-            behind = arguments[arguments.index(words[-1]) + 1 :]
-            problem += self._meant([*words, *takewhile(_is_word, behind)])
+            problem += self._meant(plain_arguments(self._groups_below([]), arguments))
         sys.stderr.write(f"{self.name}: {problem}\n\n{text}{self._version_line()}")
         return FAILED
 
@@ -487,24 +486,18 @@ class Program:
                 f"{meant or '; --help shows how it is called'}"
             )
 
-    def _print_help(self, text: str) -> None:
+    def _print_help(self, text: str) -> int:
         sys.stdout.write(text)
         sys.stdout.flush()
         sys.stderr.write(self._version_line())
+        return 0
 
     def _version_line(self) -> str:
         return f"{self.name} version {self.version}, build date unknown\n"
 
     def _environ(self) -> dict[str, str]:
-        environ = dict(os.environ)
-        for name, alias in self.aliases.items():
-            if name not in environ and environ.get(alias):
-                environ[name] = environ[alias]
-        return environ
-
-
-def _is_word(argument: str) -> bool:
-    return not argument.startswith("-")
+        given = {name: os.environ.get(alias) for name, alias in self.aliases.items()}
+        return {name: text for name, text in given.items() if text} | dict(os.environ)
 
 
 def _nearest_words(commands: Sequence[Command], typed: Sequence[str]) -> list[str]:

@@ -267,6 +267,16 @@ class BoundOption:
     option: Option
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Its names on the command line, with their dashes."""
+        return (f"--{self.long}", *([f"-{self.option.short}"] if self.option.short else []))
+
+    @property
+    def ini_names(self) -> list[str]:
+        """Its names in an INI file."""
+        return [name for name in (self.option.key, self.long, self.option.short) if name]
+
+    @property
     def is_secret(self) -> bool:
         """Logs and ``print-config`` must not show its value."""
         return is_secret_name(self.long)
@@ -390,7 +400,7 @@ def ini_keys(groups: Iterable[Group[Any]]) -> dict[str, list[str]]:
     for group in groups:
         keys = found.setdefault(group.title, [])
         for bound in group.options:
-            keys += filter(None, (bound.option.key, bound.long, bound.option.short))
+            keys += bound.ini_names
     return found
 
 
@@ -401,8 +411,7 @@ def _find(
     if bound.long in sources.arguments:
         return sources.arguments[bound.long], f"--{bound.long}"
     if sources.ini is not None and bound.option.in_ini:
-        names = (bound.option.key, bound.long, bound.option.short)
-        values = sources.ini.values_of(group.title, [name for name in names if name])
+        values = sources.ini.values_of(group.title, bound.ini_names)
         if values:
             return values, f"{sources.ini.path} [{group.title}] {bound.option.key}"
     if bound.env and bound.env in sources.environ:
@@ -480,81 +489,64 @@ def parse_arguments(groups: Sequence[Group[Any]], arguments: Sequence[str]) -> A
     Raises:
         ConfigurationError: an option is unknown, has no value, or is a flag with a value.
     """
-    by_name = dict(_names(groups))
-    parsed = Arguments({}, [])
+    values: dict[str, list[str]] = {}
+    positional: list[str] = []
     wants_help = False
+    for name, option, text in _scan(groups, arguments):
+        if not name:
+            positional.append(text or "")
+        elif name in {"-h", "--help"}:
+            wants_help = True
+        elif option is None:
+            names = [each for group in groups for bound in group.options for each in bound.names]
+            found = nearest(name, names, ratio_min=0.75)
+            hint = f"did you mean {found}?" if found else "--help shows all options"
+            raise ConfigurationError(f"unknown option {name}; {hint}")
+        elif option.kind == "flag" and text is not None:
+            raise ConfigurationError(f"{name} is a flag: it takes no value")
+        elif option.kind != "flag" and text is None:
+            raise ConfigurationError(f"{name} needs a value")
+        else:
+            values.setdefault(option.long, []).append("true" if text is None else text)
+    return Arguments(values, positional, wants_help)
+
+
+def plain_arguments(groups: Sequence[Group[Any]], arguments: Sequence[str]) -> list[str]:
+    """Return the arguments before ``--`` that are neither options nor values of options.
+
+    Unknown options are assumed to have no value.
+    """
+    before = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return [text or "" for name, _, text in _scan(groups, before) if not name]
+
+
+def _scan(
+    groups: Sequence[Group[Any]], arguments: Sequence[str]
+) -> Iterator[tuple[str, BoundOption | None, str | None]]:
+    """Yield each argument: name of an option, the option if it is known, and text.
+
+    The name of other arguments is empty.
+    """
+    by_name = {name: bound for group in groups for bound in group.options for name in bound.names}
     rest = iter(arguments)
     for argument in rest:
         if argument == "--":
-            parsed.positional.extend(rest)
-        elif argument in {"-h", "--help"}:
-            wants_help = True
+            yield from (("", None, each) for each in rest)
         elif argument == "-" or not argument.startswith("-"):
-            parsed.positional.append(argument)
+            yield "", None, argument
         else:
-            name, value = _split(argument)
+            name, text = _split(argument)
             option = by_name.get(name)
-            if option is None:
-                found = nearest(name, by_name, ratio_min=0.75)
-                hint = f"did you mean {found}?" if found else "--help shows all options"
-                raise ConfigurationError(f"unknown option {name}; {hint}")
-            parsed.values.setdefault(option.long, []).append(_text(option, name, value, rest))
-    return Arguments(parsed.values, parsed.positional, wants_help)
-
-
-def first_positional(groups: Sequence[Group[Any]], arguments: Sequence[str]) -> int | None:
-    """Return the index of the first argument that is neither an option nor an option's value.
-
-    A command's name is found by it after options of its parent commands. Unknown options are
-    assumed to have no value.
-
-    Args:
-        groups: options that may come before it.
-        arguments: the command line.
-    """
-    by_name = dict(_names(groups))
-    index = 0
-    while index < len(arguments):
-        argument = arguments[index]
-        if argument == "--":
-            return None
-        if argument == "-" or not argument.startswith("-"):
-            return index
-        name, value = _split(argument)
-        option = by_name.get(name)
-        index += 1
-        if option is not None and option.kind != "flag" and value is None:
-            index += 1
-    return None
-
-
-def _names(groups: Sequence[Group[Any]]) -> Iterator[tuple[str, BoundOption]]:
-    for group in groups:
-        for bound in group.options:
-            yield f"--{bound.long}", bound
-            if bound.option.short:
-                yield f"-{bound.option.short}", bound
-
-
-def _text(option: BoundOption, name: str, value: str | None, rest: Iterator[str]) -> str:
-    """Return an option's text: attached to it, or the next argument."""
-    if option.kind == "flag":
-        if value is not None:
-            raise ConfigurationError(f"{name} is a flag: it takes no value")
-        return "true"
-    if value is None:
-        value = next(rest, None)
-    if value is None:
-        raise ConfigurationError(f"{name} needs a value")
-    return value
+            if option is not None and option.kind != "flag" and text is None:
+                text = next(rest, None)
+            yield name, option, text
 
 
 def _split(argument: str) -> tuple[str, str | None]:
     if argument.startswith("--"):
         name, equals, value = argument.partition("=")
         return name, value if equals else None
-    attached = argument[2:].removeprefix("=")
-    return argument[:2], attached or None
+    return argument[:2], argument[2:].removeprefix("=") or None
 
 
 # -------------------------------------------------------------- print-config

@@ -146,6 +146,19 @@ def test_options_of_parent_commands_stand_anywhere(gazctl):
         assert "made/one" in gazctl.ok(*arguments, stdin=SPEC).text
 
 
+def test_options_of_a_command_stand_before_its_last_word_too(gazctl):
+    for arguments in (
+        ["journals", "--specs", "-", "apply", "--dry-run"],
+        ["journals", "--specs=-", "--dry-run", "apply"],
+    ):
+        assert "made/one" in gazctl.ok(*arguments, stdin=SPEC).text
+
+
+def test_words_after_two_dashes_name_no_command(gazctl, gazette):
+    assert "a command must be given" in gazctl("--", "journals", "list").stderr
+    assert "`dev` takes no argument 'kill'" in gazette("dev", "--", "kill").stderr
+
+
 # ----------------------------------------------------------------- precedence
 
 ADDRESSES = {
