@@ -7,9 +7,9 @@ names of journals.
 from __future__ import annotations
 
 import importlib
+import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gazette_sdk.cli.program import Command, Invocation
 from gazette_sdk.errors import ConfigurationError
@@ -63,19 +63,26 @@ def script(program: Program, shell: str) -> str:
     return "\n".join([f"# Completion of {program.name} for {shell}.", *lines, ""])
 
 
-def _options(program: Program, command: Command) -> Iterator[BoundOption]:
-    for group in (*command.groups, *program.shared.get(command.name.split()[0], ())):
-        yield from group.options
+def _next_words(program: Program) -> dict[str, dict[str, str]]:
+    """Return the words that may follow each beginning of commands, with their help.
 
-
-def _parents(program: Program) -> dict[str, list[Command]]:
-    """Return the commands below each first word; directly below the program, for an empty one."""
-    found: dict[str, list[Command]] = {"": []}
+    The beginnings are all commands, too. Words that are no command themselves have no help.
+    """
+    found: dict[str, dict[str, str]] = {}
     for command in program.commands:
-        parent, _, last = command.name.rpartition(" ")
-        assert last
-        found.setdefault(parent, []).append(command)
+        words = command.name.split()
+        for place, word in enumerate(words):
+            found.setdefault(" ".join(words[:place]), {}).setdefault(word, "")
+        found[" ".join(words[:-1])][words[-1]] = command.summary
+        found.setdefault(command.name, {})
     return found
+
+
+def _arguments(command: Command) -> str:
+    """Return the words that a command's argument may be, or the kind of them after a plus sign."""
+    if "|" in command.arguments:
+        return command.arguments.replace("|", " ")
+    return f"+{command.completes or 'none'}"
 
 
 def _values(command: Command, bound: BoundOption) -> str:
@@ -133,53 +140,30 @@ complete -F _@NAME@ @NAME@
 
 
 def _bash(program: Program, *, is_zsh: bool) -> list[str]:
-    every = [each for command in program.commands for each in _options(program, command)]
-    valued = dict.fromkeys(f"--{each.long}" for each in every if each.kind != "flag")
-    parents = _parents(program)
+    commands = {command.name: command for command in program.commands}
+    next_words = _next_words(program)
+    valued: dict[str, None] = {}
     cases: list[str] = []
-    for parent, commands in parents.items():
-        words = " ".join(dict.fromkeys(_next_word(each, parent) for each in commands))
-        if not parent:
-            words = " ".join(dict.fromkeys(each.name.split()[0] for each in program.commands))
-        cases.append(f"        '{parent}') options='--help --version' arguments='{words}' ;;")
-    for command in program.commands:
-        cases += _bash_case(command, list(_options(program, command)))
-    known = [*filter(None, parents), *(command.name for command in program.commands)]
+    for begin, words in next_words.items():
+        options, values, arguments = ["--version"], dict[str, list[str]](), " ".join(words)
+        if command := commands.get(begin):
+            options, arguments = [], arguments or _arguments(command)
+            for each in program.options_of(command):
+                options += each.names
+                if each.kind != "flag":
+                    values.setdefault(_values(command, each), []).extend(each.names)
+                    valued[each.names[0]] = None
+        cases += [
+            f"        '{begin}') options='{' '.join(options)} --help' arguments='{arguments}'",
+            '            case "$option" in',
+            *(f"            {'|'.join(names)}) values='{of}' ;;" for of, names in values.items()),
+            "            esac ;;",
+        ]
     text = _BASH.replace("@VALUED@", "|".join(valued)).replace("@CASES@", "\n".join(cases))
-    text = text.replace("@COMMANDS@", "|".join(f"'{name}'" for name in known))
+    text = text.replace("@COMMANDS@", "|".join(f"'{begin}'" for begin in next_words if begin))
     text = text.replace("@JOURNALS@", NAMES % program.name).replace("@NAME@", program.name)
     zsh = ["autoload -U +X compinit && compinit", "autoload -U +X bashcompinit && bashcompinit"]
     return [*(zsh if is_zsh else []), text.rstrip()]
-
-
-def _next_word(command: Command, parent: str) -> str:
-    return command.name.removeprefix(parent).split()[0]
-
-
-def _bash_case(command: Command, options: Sequence[BoundOption]) -> list[str]:
-    names = " ".join(name for each in options for name in _names(each))
-    arguments = f"+{command.completes}" if command.completes else _fixed_arguments(command)
-    by_values: dict[str, list[str]] = {}
-    for each in options:
-        if each.kind != "flag":
-            by_values.setdefault(_values(command, each), []).extend(_names(each))
-    cases = [
-        f"                {'|'.join(names)}) values='{values}' ;;"
-        for values, names in by_values.items()
-    ]
-    inner = ['            case "$option" in', *cases, "            esac"] if cases else []
-    first = f"            options='{names} --help' arguments='{arguments}'"
-    return [f"        '{command.name}')", first, *inner, "            ;;"]
-
-
-def _fixed_arguments(command: Command) -> str:
-    """Return the words that a command's argument may be, separated by blanks."""
-    return command.arguments.replace("|", " ") if "|" in command.arguments else "+none"
-
-
-def _names(bound: BoundOption) -> list[str]:
-    short = [f"-{bound.option.short}"] if bound.option.short else []
-    return [f"--{bound.long}", *short]
 
 
 # ----------------------------------------------------------------------- fish
@@ -207,35 +191,26 @@ complete -c @NAME@ -l help -s h -d 'Print help'"""
 def _fish(program: Program) -> list[str]:
     name = program.name
     lines = [_FISH.replace("@NAME@", name)]
-    for parent, commands in _parents(program).items():
-        if parent:
-            lines.append(f"complete -c {name} -n '__{name}_at' -a {parent}")
-        for command in commands:
-            word, at = _next_word(command, parent), f"__{name}_at {parent}".rstrip()
-            lines.append(f"complete -c {name} -n '{at}' -a {word} -d {_quoted(command.summary)}")
+    for begin, words in _next_words(program).items():
+        start = f"complete -c {name} -n '{f'__{name}_at {begin}'.rstrip()}'"
+        lines += [f"{start} -a {word} -d {shlex.quote(text)}" for word, text in words.items()]
     for command in program.commands:
         start = f"complete -c {name} -n '__{name}_in {command.name}'"
-        if command.completes == "journals":
-            lines.append(f"{start} -a '({NAMES % name})'")
-        elif command.completes == "files":
-            lines.append(f"{start} -F")
-        elif "|" in command.arguments:
-            lines.append(f"{start} -a '{_fixed_arguments(command)}'")
-        for each in _options(program, command):
-            values = _values(command, each).replace("+journals", f"({NAMES % name})")
-            lines.append(f"{start} {_fish_option(each, values)}")
+        if arguments := _fish_values(program, _arguments(command)):
+            lines.append(f"{start} {arguments}")
+        for each in program.options_of(command):
+            parts = [start, "-l", each.long]
+            if each.option.short:
+                parts += ["-s", each.option.short]
+            if each.kind != "flag":
+                values = _fish_values(program, _values(command, each))
+                parts += ["-r" if values == "-F" else "-x", values]
+            lines.append(" ".join([*parts, "-d", shlex.quote(each.option.description)]))
     return lines
 
 
-def _fish_option(bound: BoundOption, values: str) -> str:
-    parts: list[Any] = [f"-l {bound.long}"]
-    if bound.option.short:
-        parts.append(f"-s {bound.option.short}")
-    if bound.kind != "flag":
-        parts.append({"+files": "-r -F", "+none": "-x"}.get(values, f"-x -a '{values}'"))
-    return " ".join([*parts, f"-d {_quoted(bound.option.description)}"])
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
+def _fish_values(program: Program, values: str) -> str:
+    """Return the arguments of fish's ``complete`` for the values of an option or argument."""
+    journals = f"({NAMES % program.name})"
+    special = {"+files": "-F", "+none": "", "+journals": f"-a '{journals}'"}
+    return special.get(values, f"-a '{values}'")

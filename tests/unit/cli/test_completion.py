@@ -40,6 +40,10 @@ COMPLETED = [
     (["gazctl", "print-config", ""], []),
     (["gazctl", "completion", ""], ["bash", "fish", "zsh"]),
     (["gazette", "se"], ["serve"]),
+    (["gazette", "dev", "--po"], ["--port"]),
+    (["gazette", "dev", "kil"], ["kill"]),
+    (["gazette", "spark", "trans"], ["transactions"]),
+    (["gazette", "spark", "transactions", "cr"], ["create"]),
     (["gazette", "serve", "--broker.dur"], ["--broker.durability"]),
     (["gazette", "serve", "--broker.durability", "p"], ["persisted"]),
 ]
