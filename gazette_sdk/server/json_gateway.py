@@ -3,6 +3,9 @@
 A streaming RPC answers with one JSON object per message, each on its own line; a unary RPC with the
 one message. Which RPCs there are is a table, given by the service. Rows of lists are encoded once,
 and other tasks of the event loop run between them: a list of 10,000 rows takes long.
+
+The request is the body of a POST. Calls that only show something may be made by GET, too: then the
+scalar fields of the request are parameters of the query.
 """
 
 from __future__ import annotations
@@ -11,13 +14,14 @@ import asyncio
 import base64
 import time
 import zlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
+from urllib.parse import parse_qsl
 
 import orjson
 from aiohttp import web
@@ -34,8 +38,8 @@ from gazette_sdk.server.http import Target
 from gazette_sdk.server.listener import peer_of
 
 BODY_BYTES_MAX = 16 << 10
-"""Greatest body of a request. A request is parsed on the event loop, for about a millisecond per
-KiB, and the longest of them is a selector."""
+"""Greatest body of most requests, which are parsed on the event loop, for about a millisecond per
+KiB, and the longest of which is a selector. Longer ones are parsed on a thread."""
 
 _GRPC_CODES = {
     "CANCELLED": (1, 408),
@@ -72,11 +76,13 @@ class JsonStream:
         capability: that a caller needs.
         request: type of the request.
         serve: serves a request.
+        allows_get: True for a call that may be made by GET, too: it changes nothing.
     """
 
     capability: Capability
     request: type[Message]
     serve: Callable[[Any, Call], AsyncGenerator[Message]]
+    allows_get: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +93,15 @@ class JsonUnary:
         capability: that a caller needs.
         request: type of the request.
         serve: serves a request.
+        allows_get: True for a call that may be made by GET, too: it changes nothing.
+        body_bytes_max: greatest body of a request.
     """
 
     capability: Capability
     request: type[Message]
     serve: Callable[[Any, Call], Awaitable[Message]]
+    allows_get: bool = False
+    body_bytes_max: int = BODY_BYTES_MAX
 
 
 class JsonGateway:
@@ -124,11 +134,18 @@ class JsonGateway:
             peer=peer_of((request.remote or "",)),
         )
         method = self._methods.get(target.path)
-        if request.method != "POST" or method is None:
+        if method is None or not _is_allowed(request.method, method):
             return _refusal(501, 12, "Not Implemented", cors)
         try:
             self._authority.verify(call.authorization, method.capability, time.time())
-            parsed = await _parsed(request, method.request())
+            parsed = method.request()
+            if request.method == "GET":
+                _parse_query(target.query, parsed)
+            else:
+                bytes_max = (
+                    BODY_BYTES_MAX if isinstance(method, JsonStream) else method.body_bytes_max
+                )
+                await _parse_body(request, parsed, bytes_max)
         except json_format.ParseError as error:
             return _refusal(400, 3, str(error), cors)
         except UnauthenticatedError as error:
@@ -148,27 +165,71 @@ class JsonGateway:
         }
 
 
-M = TypeVar("M", bound=Message)
+def _is_allowed(http_method: str, method: JsonStream | JsonUnary) -> bool:
+    return http_method == "POST" or (http_method == "GET" and method.allows_get)
 
 
-async def _parsed(request: web.Request, message: M) -> M:
-    """The request's body; an empty one is the default request.
+def _parse_query(query: str, message: Message) -> None:
+    """Set scalar fields of a request from the query of a URL.
+
+    Raises:
+        json_format.ParseError: a parameter is no such field, or its value is not of its type.
+    """
+    fields = {
+        name: field
+        for field in message.DESCRIPTOR.fields
+        if field.message_type is None
+        for name in (field.name, field.camelcase_name)
+    }
+    values: dict[str, Any] = {}
+    for name, text in parse_qsl(query, keep_blank_values=True):
+        field = fields.get(name)
+        if field is None:
+            known = ", ".join(sorted({field.name for field in fields.values()})) or "none"
+            raise json_format.ParseError(f"the call has no parameter {name!r}; it has: {known}")
+        value: Any = text
+        if field.type == FieldDescriptor.TYPE_BOOL:
+            if text not in _BOOLEANS:
+                raise json_format.ParseError(f"parameter {name!r} must be true or false")
+            value = _BOOLEANS[text]
+        if field.is_repeated:
+            values.setdefault(field.name, []).append(value)
+        else:
+            values[field.name] = value
+    json_format.ParseDict(values, message)
+
+
+_BOOLEANS = {"true": True, "false": False}
+
+
+async def _parse_body(request: web.Request, message: Message, bytes_max: int) -> None:
+    """Set a request from the body; an empty one is the default request.
 
     Raises:
         json_format.ParseError: it is not the JSON of such a message.
         web.HTTPRequestEntityTooLarge: it is too long.
     """
-    body = b""
+    body = bytearray()
     async for chunk in request.content.iter_any():
         body += chunk
-        if len(body) > BODY_BYTES_MAX:
+        if len(body) > bytes_max:
             raise web.HTTPRequestEntityTooLarge(
-                max_size=BODY_BYTES_MAX,
+                max_size=bytes_max,
                 actual_size=len(body),
-                text=f"the body is longer than {BODY_BYTES_MAX} bytes; use a shorter selector",
+                text=f"the body is longer than {bytes_max} bytes; send a shorter request",
             )
-    if not body.strip():
-        return message
+    if len(body) > BODY_BYTES_MAX:
+        await asyncio.to_thread(_parse_json, body, message)
+    elif body.strip():
+        _parse_json(body, message)
+
+
+def _parse_json(body: bytearray, message: Message) -> None:
+    """Set a request from JSON.
+
+    Raises:
+        json_format.ParseError: it is not the JSON of such a message.
+    """
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -176,7 +237,6 @@ async def _parsed(request: web.Request, message: M) -> M:
     if not isinstance(value, dict):
         raise json_format.ParseError("the body must be a JSON object")
     json_format.ParseDict(value, message, ignore_unknown_fields=True)
-    return message
 
 
 async def _refuse(
@@ -272,9 +332,9 @@ async def _unary(
         message = await method.serve(parsed, call)
     except GazetteError as error:
         return _unary_failure(error, cors)
-    await _encode_rows(message)
+    rows = await _encode_rows(message)
     headers = {"Grpc-Metadata-Content-Type": "application/grpc", **cors}
-    body = _json(message_json(message))
+    body = _json(message_json(message, rows))
     if _accepts_gzip(request):
         compressor = _gzip_compressor()
         headers |= _GZIP_HEADERS
@@ -343,19 +403,35 @@ _FieldEncoder = Callable[[Message, Any], Any]
 """Returns the JSON of a field, given its message and its value."""
 
 
-def message_json(message: Message) -> dict[str, Any]:
+def message_json(
+    message: Message, rows: Mapping[str, Sequence[Any]] | None = None
+) -> dict[str, Any]:
     """Return a message in types of orjson: all fields, with the names of the JSON mapping.
 
     Rows of lists and parts of them are encoded already. Fields that only this implementation has
-    are left out unless they are set.
+    are left out unless they are set, and so are optional fields of calls that only it has.
+
+    Args:
+        message: the message.
+        rows: repeated fields that are encoded already, by their JSON names.
     """
     names, values, encoders = _plan(message.DESCRIPTOR)
     encoded = dict(zip(names, values(message), strict=True))
     for name, encode, is_ours in encoders:
+        if rows and name in rows:
+            encoded[name] = rows[name]
+            continue
         found = encoded[name] = encode(message, encoded[name])
-        if is_ours and not found:
+        if found is _ABSENT or (is_ours and not found):
             del encoded[name]
     return encoded
+
+
+_ABSENT = object()
+"""JSON of an optional field that is not set."""
+
+_CLUSTER_PACKAGE = "gazette.cluster"
+"""Package of the messages of calls that only this implementation has."""
 
 
 _Plan = tuple[
@@ -387,17 +463,24 @@ def _encoder(field: Any) -> _FieldEncoder | None:
     if field.is_repeated:
         return _repeated_encoder(field)
     one = _value_encoder(field)
-    if field.number >= OWN_FIELDS_FROM and field.message_type is None:
-        encode = one or _plain
+    if field.message_type is None:
+        return _scalar_encoder(field, one)
+    encode = one or _plain
+    name = field.name
+    if is_non_null(field):
+        return lambda _, value: encode(value)
+    return lambda message, value: encode(value) if message.HasField(name) else None
+
+
+def _scalar_encoder(field: Any, one: Callable[[Any], Any] | None) -> _FieldEncoder | None:
+    """Return the encoder of a field that is no message, given that of its values."""
+    encode = one or _plain
+    if field.number >= OWN_FIELDS_FROM:
         return lambda _, value: encode(value) if value else None
-    if one is None:
-        return None
-    if field.message_type is not None:
+    if field.has_presence and field.file.package == _CLUSTER_PACKAGE:
         name = field.name
-        if is_non_null(field):
-            return lambda _, value: one(value)
-        return lambda message, value: one(value) if message.HasField(name) else None
-    return lambda _, value: one(value)
+        return lambda message, value: encode(value) if message.HasField(name) else _ABSENT
+    return None if one is None else lambda _, value: encode(value)
 
 
 def _repeated_encoder(field: Any) -> _FieldEncoder:
@@ -454,15 +537,23 @@ class _Pieces:
 _piece_json = _Pieces().encode
 
 
-async def _encode_rows(message: Message) -> None:
-    """Encode the rows of a message, which are kept, and let other tasks run in between."""
+async def _encode_rows(message: Message) -> dict[str, Sequence[Any]]:
+    """Return the JSON of repeated messages in a message, by their JSON names.
+
+    Other tasks run in between.
+    """
+    encoded: dict[str, Sequence[Any]] = {}
     for field in message.DESCRIPTOR.fields:
         kind = field.message_type
-        if field.is_repeated and kind is not None and kind.full_name in _CACHED:
-            for number, row in enumerate(getattr(message, field.name), start=1):
-                _piece_json(row)
-                if number % SLICE_ROWS == 0:
-                    await asyncio.sleep(0)
+        if kind is None or not field.is_repeated or kind.GetOptions().map_entry:
+            continue
+        encode = _value_encoder(field) or _plain
+        rows = encoded[field.camelcase_name] = []
+        for number, row in enumerate(getattr(message, field.name), start=1):
+            rows.append(encode(row))
+            if number % SLICE_ROWS == 0:
+                await asyncio.sleep(0)
+    return encoded
 
 
 def _json(value: Any) -> bytes:

@@ -10,10 +10,19 @@ from hypothesis import strategies as st
 
 from gazette_sdk.errors import CallError, UnauthenticatedError, UnavailableError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol.authorization import Authority, Capability
 from gazette_sdk.protocol.durations import from_seconds
 from gazette_sdk.protocol.rules import complete
-from gazette_sdk.server.json_gateway import _json, message_json
+from gazette_sdk.server.json_gateway import (
+    BODY_BYTES_MAX,
+    JsonGateway,
+    JsonStream,
+    JsonUnary,
+    _json,
+    message_json,
+)
+from gazette_sdk.server.process import Server
 from gazette_sdk.transport.loop import run
 from support.raw_http import exchange
 from support.scripted_journals import HEADER, ScriptedJournals, items, metadata, serving
@@ -265,6 +274,105 @@ def test_a_long_body_is_refused_unparsed():
     began_s = time.monotonic()
     answer = ask(journals, "/v1/journals/list", body, leave_after=b"selector")
     assert answer.status == 413
-    assert b"longer than 16384 bytes; use a shorter selector" in answer.body
+    assert b"longer than 16384 bytes; send a shorter request" in answer.body
     assert time.monotonic() - began_s < 1
     assert not journals.calls
+
+
+def ask_calls(methods, target, *, body=b"", method="GET"):
+    async def scenario():
+        server = Server()
+        server.http.mount("/v1/", JsonGateway(methods))
+        await server.start()
+        try:
+            return await exchange(server.endpoint, method, target, body=body)
+        finally:
+            await server.stop(0)
+
+    return run(scenario(), 15)
+
+
+def page_calls(*, allows_get=True, **options):
+    """A call that answers with the request it got, in its rows."""
+    asked = []
+
+    async def page(request, _call):
+        asked.append(request)
+        return clpb.JournalsPageResponse(next=request.after)
+
+    unary = JsonUnary(
+        Capability.LIST, clpb.JournalsPageRequest, page, allows_get=allows_get, **options
+    )
+    return {"/v1/page": unary}, asked
+
+
+def test_a_get_has_the_scalar_fields_of_the_request_as_parameters():
+    methods, asked = page_calls()
+    answer = ask_calls(
+        methods,
+        "/v1/page?after=a%2Fb&limit=7&descending=true&sort=BY_HEAD"
+        "&states=JOURNAL_OK&states=JOURNAL_SHORT",
+    )
+    assert answer.status == 200
+    assert json.loads(answer.body)["next"] == "a/b"
+    assert asked == [
+        clpb.JournalsPageRequest(
+            after="a/b",
+            limit=7,
+            descending=True,
+            sort=clpb.BY_HEAD,
+            states=[clpb.JOURNAL_OK, clpb.JOURNAL_SHORT],
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ("selector=a", "no parameter 'selector'; it has: after"),
+        ("nothing=1", "no parameter 'nothing'"),
+        ("limit=many", "limit"),
+        ("descending=1", "must be true or false"),
+    ],
+)
+def test_a_get_with_a_parameter_that_is_no_field_is_refused(query, text):
+    methods, asked = page_calls()
+    answer = ask_calls(methods, f"/v1/page?{query}")
+    assert answer.status == 400
+    assert text in json.loads(answer.body)["message"]
+    assert not asked
+
+
+def test_calls_that_may_change_something_are_not_made_by_get():
+    methods, asked = page_calls(allows_get=False)
+    assert ask_calls(methods, "/v1/page").status == 501
+    assert not asked
+
+
+def test_a_stream_is_read_by_get():
+    async def events(request, _call):
+        yield clpb.Event(id=request.after + "1")
+        yield clpb.Event(id=request.after + "2")
+
+    methods = {
+        "/v1/events": JsonStream(Capability.LIST, clpb.EventsRequest, events, allows_get=True)
+    }
+    lines = ask_calls(methods, "/v1/events?after=a:").body.splitlines()
+    assert [json.loads(line)["result"]["id"] for line in lines] == ["a:1", "a:2"]
+
+
+def test_optional_fields_that_are_not_set_are_absent_and_zeros_are_not():
+    row = clpb.JournalsPageResponse.Row(name="a", head=0, rate=0.0)
+    written = message_json(row)
+    assert written["head"] == "0"
+    assert written["rate"] == 0.0
+    assert written["replication"] == 0
+    assert not {"primary", "begin", "size", "unstored"} & written.keys()
+
+
+def test_a_call_may_take_a_longer_body():
+    methods, asked = page_calls(body_bytes_max=4 * BODY_BYTES_MAX)
+    long = json.dumps({"search": "a" * 2 * BODY_BYTES_MAX}).encode()
+    assert ask_calls(methods, "/v1/page", body=long, method="POST").status == 200
+    assert len(asked[0].search) == 2 * BODY_BYTES_MAX
+    assert ask_calls(methods, "/v1/page", body=long * 3, method="POST").status == 413
