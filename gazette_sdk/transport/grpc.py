@@ -146,9 +146,6 @@ class Stubs:
         def path(name: str) -> str:
             return f"/protocol.Journal/{name}"
 
-        self.list = channel.unary_stream(
-            path("List"), pb.ListRequest.SerializeToString, pb.ListResponse.FromString
-        )
         self.read = channel.unary_stream(
             path("Read"), pb.ReadRequest.SerializeToString, decode_read_response
         )
@@ -162,13 +159,14 @@ class Stubs:
             pb.ReplicateRequest.SerializeToString,
             pb.ReplicateResponse.FromString,
         )
-        self._unary: dict[str, Any] = {}
+        self._others: dict[str, Any] = {}
 
-    def unary(self, rpc: Rpc) -> Any:
-        """Return a call of one request and one response, of any service."""
-        stub = self._unary.get(rpc.path)
+    def other(self, rpc: Rpc) -> Any:
+        """Return a call of one request, and of one response or many, of any service."""
+        stub = self._others.get(rpc.path)
         if stub is None:
-            stub = self._unary[rpc.path] = self.channel.unary_unary(
+            make = self.channel.unary_stream if rpc.server_streams else self.channel.unary_unary
+            stub = self._others[rpc.path] = make(
                 rpc.path, rpc.request_type.SerializeToString, rpc.response_type.FromString
             )
         return stub
@@ -591,7 +589,7 @@ class GrpcWire(Wire):
 
     async def _unary(self, to: Destination, request: Message) -> Any:
         async with self._begin(to) as call:
-            stub = call.stubs.unary(to.rpc)
+            stub = call.stubs.other(to.rpc)
             pending = stub(request, metadata=call.metadata, timeout=self._timeout_s)
             with self._errors_of(call, pending):
                 return await pending
@@ -599,7 +597,7 @@ class GrpcWire(Wire):
     async def _stream(self, to: Destination, request: Message) -> AsyncGenerator[Any, None]:
         async with self._begin(to) as call:
             is_read = isinstance(request, pb.ReadRequest)
-            stub = call.stubs.read if is_read else call.stubs.list
+            stub = call.stubs.read if is_read else call.stubs.other(to.rpc)
             metadata = call.metadata + (self._read_metadata if is_read else ())
             stream = stub(request, metadata=metadata)
             try:

@@ -180,6 +180,10 @@ _STORE_ERRORS = {
 }
 
 
+_CLUSTER_SERVICES = "gazette.cluster."
+"""Prefix of the names of services that only members of this SDK have."""
+
+
 def call_error(
     code: str,
     details: str,
@@ -216,8 +220,13 @@ def call_error(
     if code == "CANCELLED":
         return CallCancelledError(text, journal=journal)
     if code == "UNIMPLEMENTED":
-        process = "broker" if service == BROKER_SERVICE else "consumer"
-        text += f"; is this the address of a Gazette {process}?"
+        if service.startswith(_CLUSTER_SERVICES):
+            text += (
+                "; only brokers and consumers of this SDK, of its latest versions, have this call"
+            )
+        else:
+            process = "broker" if service == BROKER_SERVICE else "consumer"
+            text += f"; is this the address of a Gazette {process}?"
     return CallError(text, code=code, journal=journal)
 
 

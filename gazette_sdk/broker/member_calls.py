@@ -1,0 +1,165 @@
+"""Calls of other members of the cluster, on behalf of a caller.
+
+Answers about a cluster as a whole (:mod:`gazette_sdk.protocol.cluster_pb2`) are put together from
+those of its members. Each call carries the caller's token, which the called member verifies: a
+broker lends no rights of its own. Members are called at the same time, and each has the same time
+limit. One that is down, or is of another implementation and has no such call, is no failure of the
+whole: its answer is an error, for the caller to show.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from typing import NamedTuple
+
+from google.protobuf.message import Message
+
+from gazette_sdk.cluster.broker_keys import BrokerKeySpace
+from gazette_sdk.errors import CallError, DeadlineExceededError, GazetteError
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.rules import Rpc
+from gazette_sdk.server.authorization import Call
+from gazette_sdk.transport.grpc import GrpcWire
+from gazette_sdk.transport.wire import (
+    MAX_RECEIVE_BYTES,
+    RECONNECT_BACKOFF_MAX_S,
+    Destination,
+    Peer,
+    Tls,
+    WireOptions,
+    where,
+)
+
+TIME_LIMIT_S = 1.0
+"""Time limit of a call of one member, its connection included. People wait for the answer."""
+
+
+class MemberAnswer(NamedTuple):
+    """Answer of one member.
+
+    Attributes:
+        member: the member.
+        response: its response; None if there is none.
+        error: why there is none.
+    """
+
+    member: pb.ProcessSpec
+    response: Message | None = None
+    error: GazetteError | None = None
+
+    @property
+    def has_no_such_call(self) -> bool:
+        """True if the member is of another implementation, or an older version."""
+        return isinstance(self.error, CallError) and self.error.code == "UNIMPLEMENTED"
+
+
+class MemberCalls:
+    """Calls of other members.
+
+    Args:
+        keyspace: mirror of Etcd, which has the endpoints of brokers.
+        local_id: this broker, which is never called.
+        endpoint: endpoint of this broker.
+        tls: certificates of connections to peers.
+        time_limit_s: time limit of a call of one member.
+    """
+
+    def __init__(
+        self,
+        keyspace: BrokerKeySpace,
+        local_id: pb.ProcessSpec.ID,
+        *,
+        endpoint: str,
+        tls: Tls | None = None,
+        time_limit_s: float = TIME_LIMIT_S,
+    ) -> None:
+        self._keyspace = keyspace
+        self._local_id = local_id
+        self._time_limit_s = time_limit_s
+        self._wire = GrpcWire(
+            WireOptions(
+                address=endpoint,
+                tls=tls or Tls(),
+                max_receive_bytes=MAX_RECEIVE_BYTES,
+                reconnect_backoff_max_s=RECONNECT_BACKOFF_MAX_S,
+                connect_timeout_s=time_limit_s,
+                read_chunk_bytes=None,
+                call_timeout_s=0.0,
+            )
+        )
+
+    def others(self) -> Sequence[pb.ProcessSpec]:
+        """Return the other brokers of the cluster, in the order of their keys."""
+        specs = (entry.value.process_spec for entry in self._keyspace.members())
+        return [spec for spec in specs if spec.id != self._local_id]
+
+    async def ask_all(self, rpc: Rpc, request: Message, call: Call) -> Sequence[MemberAnswer]:
+        """Send one request to all other brokers at the same time.
+
+        Args:
+            rpc: a call of one response.
+            request: the request.
+            call: that of the caller, whose token is passed on.
+
+        Returns:
+            the answers, in the order of :meth:`others`.
+        """
+        return await self.ask(rpc, ((member, request) for member in self.others()), call)
+
+    async def ask(
+        self, rpc: Rpc, requests: Iterable[tuple[pb.ProcessSpec, Message]], call: Call
+    ) -> Sequence[MemberAnswer]:
+        """Send requests to members at the same time.
+
+        Args:
+            rpc: a call of one response.
+            requests: members, brokers or consumers, and the request for each.
+            call: that of the caller, whose token is passed on.
+
+        Returns:
+            the answers, in the order of the requests.
+        """
+        return await asyncio.gather(*(self._ask(rpc, *each, call) for each in requests))
+
+    async def _ask(
+        self, rpc: Rpc, member: pb.ProcessSpec, request: Message, call: Call
+    ) -> MemberAnswer:
+        to = _destination(rpc, member, call)
+        try:
+            async with asyncio.timeout(self._time_limit_s):
+                return MemberAnswer(member, await self._wire.call(to, request))
+        except TimeoutError:
+            late = f"{rpc.name} at {to.where}: no answer within {self._time_limit_s:g} s"
+            return MemberAnswer(member, error=DeadlineExceededError(late))
+        except GazetteError as error:
+            return MemberAnswer(member, error=error)
+
+    async def stream(
+        self, rpc: Rpc, request: Message, member: pb.ProcessSpec, call: Call
+    ) -> AsyncGenerator[Message]:
+        """Yield the responses of a call of one member, which has no time limit.
+
+        Args:
+            rpc: a call of many responses.
+            request: the request.
+            member: the member.
+            call: that of the caller, whose token is passed on.
+
+        Raises:
+            GazetteError: the call failed; a :class:`CallError` with the code ``UNIMPLEMENTED`` if
+                the member has no such call.
+        """
+        async with aclosing(self._wire.stream(_destination(rpc, member, call), request)) as items:
+            async for item in items:
+                yield item
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._wire.aclose()
+
+
+def _destination(rpc: Rpc, member: pb.ProcessSpec, call: Call) -> Destination:
+    peer = Peer(member.id.zone, member.id.suffix, member.endpoint)
+    return Destination(rpc, None, peer, where(peer, member.endpoint), call.authorization)
