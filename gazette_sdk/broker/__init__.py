@@ -5,6 +5,7 @@ reading order:
 
 - ``metrics``: Metrics of the broker (broker section 19), without those of stores and of the
   allocator.
+- ``member_calls``: Calls of other members of the cluster, on behalf of a caller.
 - ``listing``: Listing: List, with its watch, and Apply (broker section 14).
 - ``failover``: Fail-over before a lease ends: dead brokers are deposed, cut or frozen replicas
   replaced.
@@ -19,6 +20,7 @@ reading order:
 - ``append``: Appends at their primary (broker sections 5, 8 and 9).
 - ``replication``: Replication of appends from a primary to its peers (broker section 6).
 - ``service``: The journal service: the calls of a broker, the same for all fronts.
+- ``views``: Views of a cluster: what people and tools see of it, and no data path needs.
 - ``process``: Broker: its parts, the order of its start, and the order of its end (broker section
   17).
 """

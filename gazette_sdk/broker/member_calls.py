@@ -64,6 +64,9 @@ class MemberCalls:
         endpoint: endpoint of this broker.
         tls: certificates of connections to peers.
         time_limit_s: time limit of a call of one member.
+
+    Attributes:
+        time_limit_s: the same.
     """
 
     def __init__(
@@ -77,7 +80,7 @@ class MemberCalls:
     ) -> None:
         self._keyspace = keyspace
         self._local_id = local_id
-        self._time_limit_s = time_limit_s
+        self.time_limit_s = time_limit_s
         self._wire = GrpcWire(
             WireOptions(
                 address=endpoint,
@@ -128,10 +131,10 @@ class MemberCalls:
     ) -> MemberAnswer:
         to = _destination(rpc, member, call)
         try:
-            async with asyncio.timeout(self._time_limit_s):
+            async with asyncio.timeout(self.time_limit_s):
                 return MemberAnswer(member, await self._wire.call(to, request))
         except TimeoutError:
-            late = f"{rpc.name} at {to.where}: no answer within {self._time_limit_s:g} s"
+            late = f"{rpc.name} at {to.where}: no answer within {self.time_limit_s:g} s"
             return MemberAnswer(member, error=DeadlineExceededError(late))
         except GazetteError as error:
             return MemberAnswer(member, error=error)

@@ -28,6 +28,7 @@ from gazette_sdk.broker.fragments.persister import Persister
 from gazette_sdk.broker.fragments.refresh import UnstoredCopies, refresh_index
 from gazette_sdk.broker.fragments.retention import Retention
 from gazette_sdk.broker.listing import Listing
+from gazette_sdk.broker.member_calls import MemberCalls
 from gazette_sdk.broker.read import ReadServer
 from gazette_sdk.broker.recovery.custody import TASKS as CUSTODY_TASKS
 from gazette_sdk.broker.recovery.custody import Custody
@@ -44,6 +45,10 @@ from gazette_sdk.broker.spool.directory import (
     revoke_noted,
 )
 from gazette_sdk.broker.spool.files import CompletedSpool
+from gazette_sdk.broker.views.calls import ClusterViews
+from gazette_sdk.broker.views.events import ClusterEvents, EventRecorder, EventRing
+from gazette_sdk.broker.views.heads import Heads, LocalHeads
+from gazette_sdk.broker.views.page import JournalPages
 from gazette_sdk.cluster.broker_keys import (
     BrokerKeySpace,
     JournalAllocation,
@@ -158,6 +163,9 @@ class Broker:
 
     Attributes:
         service: the service of its fronts, from :meth:`start` on.
+        views: the calls of its fronts that show the cluster.
+        listing: lists its journals.
+        member_calls: calls the other brokers with the tokens of callers.
         keyspace: its mirror of Etcd.
         authority: verifies the tokens of callers, and signs those of its own calls.
         ended: done when it has drained, or with a fatal error, such as
@@ -168,6 +176,9 @@ class Broker:
     """
 
     service: JournalService
+    views: ClusterViews
+    listing: Listing
+    member_calls: MemberCalls
     resolver: Resolver
     persister: Persister
     _custody: Custody
@@ -191,6 +202,7 @@ class Broker:
         self._spools: SpoolDirectory | None = None
         self._reads: ReadServer | None = None
         self._peers = peers
+        self._recorder: EventRecorder | None = None
         self._is_composed = False
         self._is_stopped = False
         self._left_in_order = False  # all that is uploaded then was ours when we left
@@ -375,16 +387,17 @@ class Broker:
             copy_unstored=UnstoredCopies(self.resolver, peers).run,
             unconfirmed=custody.add,
         )
+        self.listing = Listing(
+            self.keyspace,
+            etcd,
+            self._id,
+            config.allow_stores,
+            custody.absent_brokers,
+        )
         self.service = JournalService(
             resolver=self.resolver,
             appends=appends,
-            listing=Listing(
-                self.keyspace,
-                etcd,
-                self._id,
-                config.allow_stores,
-                custody.absent_brokers,
-            ),
+            listing=self.listing,
             reads=self._reads,
             stores=stores,
             peers=peers,
@@ -392,6 +405,7 @@ class Broker:
             hand_over_s=failover.hand_over_s,
             on_broken=failover.suspect,
         )
+        self._add_views(stores, self.service)
         inventory = PeerInventory(
             self.resolver,
             peers=peers,
@@ -413,6 +427,28 @@ class Broker:
         self._is_composed = True
         self.resolver.refresh()
 
+    def _add_views(self, stores: StoreRegistry, service: JournalService) -> None:
+        """Make the calls that show the cluster."""
+        config = self.config
+        members = self.member_calls = MemberCalls(
+            self.keyspace, self._id, endpoint=config.endpoint, tls=config.peer_tls
+        )
+        ring = EventRing(f"{config.zone}/{config.suffix}")
+        recorder = self._recorder = EventRecorder(ring, self.keyspace)
+        recorder.begin()
+        stores.on_health = recorder.store_changed
+        local = LocalHeads(self.resolver, self.persister, self._id)
+        heads = Heads(self.keyspace, self._id, local, members, service.read)
+        pages = JournalPages(self.listing, heads, max_replication=config.max_replication)
+        self.views = ClusterViews(
+            Authorization(self.authority),
+            self.listing,
+            pages,
+            heads,
+            ClusterEvents(ring, members),
+            service.stopping,
+        )
+
     async def _may_upload(self, spool: CompletedSpool) -> bool:
         """Return False if others have continued a journal since our lease ended.
 
@@ -427,7 +463,10 @@ class Broker:
     def _report_stored(self, spool: CompletedSpool) -> None:
         """Tell the other replicas that we have stored a fragment of a journal which we lead."""
         replica = self.resolver.replica(spool.fragment.journal, spool.create_revision)
-        if replica is not None and replica.ready is not None:
+        if replica is None:
+            return
+        replica.index.note_uploaded(spool.fragment)
+        if replica.ready is not None:
             replica.ready.pipeline.tell_stored(spool.fragment.end)
 
     # ------------------------------------------------------------------ end
@@ -498,6 +537,9 @@ class Broker:
 
     async def _close(self) -> None:
         """Close connections and files."""
+        if self._recorder is not None:
+            self._recorder.end()
+            await self.member_calls.aclose()
         if self._reads is not None:
             self._reads.close()
         if self._peers is not None:

@@ -97,6 +97,11 @@ class JournalService:
         """End reads and watches, cleanly: their clients go to another broker."""
         self._stopping.fire()
 
+    @property
+    def stopping(self) -> Signal:
+        """Signal that fires with :meth:`end_streams`."""
+        return self._stopping
+
     def cancel_writes(self) -> None:
         """Cancel appends and replication in progress; they are rolled back."""
         for task in self._writing:
@@ -111,7 +116,7 @@ class JournalService:
             validate(request)
             timeout_s = self._authorization.remaining_s(claims)
             responses = self._listing.snapshots(request, claims)
-            async for response in _until_end(responses, timeout_s, self._stopping):
+            async for response in until_end(responses, timeout_s, self._stopping):
                 yield response
 
     async def apply(self, request: pb.ApplyRequest, call: Call) -> pb.ApplyResponse:
@@ -162,7 +167,7 @@ class JournalService:
                 proxied.header.CopyFrom(resolution.header)
                 items = self._peers.read(proxied, _target(resolution))
             timeout_s = self._authorization.remaining_s(claims)
-            async for item in _until_end(items, timeout_s, self._stopping):
+            async for item in until_end(items, timeout_s, self._stopping):
                 if isinstance(item, pb.ReadResponse):
                     outcome.status = item.status
                 yield item
@@ -328,7 +333,7 @@ def _counted(operation: str) -> Iterator[_CallOutcome]:
     SERVER_COMPLETED.inc(operation, name)
 
 
-async def _until_end(
+async def until_end(
     items: AsyncIterator[T], timeout_s: float | None, stopping: Signal
 ) -> AsyncGenerator[T]:
     """Yield items until the time is over or the broker stops, and end cleanly then.

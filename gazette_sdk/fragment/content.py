@@ -370,6 +370,14 @@ class CoverSet(Sequence[pb.Fragment]):
             begin = self._ends[at]
         return True
 
+    def length_bytes(self) -> int:
+        """Return the number of bytes that are held, each counted once."""
+        held = reached = 0
+        for begin, end in zip(self._begins, self._ends, strict=True):
+            held += end - max(begin, reached)
+            reached = end
+        return held
+
     @staticmethod
     def difference(a: CoverSet, b: CoverSet) -> CoverSet:
         """Return the fragments of ``a`` that ``b`` does not hold completely."""

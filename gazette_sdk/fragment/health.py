@@ -185,6 +185,8 @@ class StoreHealth:
             could not be opened, or was dropped, is opened again.
         check: checks a store, and raises if it fails.
         jitter: returns a number around 1 by which each pause is multiplied.
+        on_change: called with the URL, and with the reason why the store is not healthy any more or
+            why it is not at first, or None when it is healthy again.
 
     Attributes:
         url: the store's URL.
@@ -201,8 +203,10 @@ class StoreHealth:
         *,
         check: Callable[[Store], None] = check_store,
         jitter: Callable[[], float] = lambda: random.uniform(0.8, 1.2),  # noqa: S311 - no secret
+        on_change: Callable[[str, str | None], None] = lambda _url, _error: None,
     ) -> None:
         self.url = url
+        self._on_change = on_change
         self.error: str | None = CHECK_PENDING
         self.consecutive_failures = 0
         self.checked_at = 0.0
@@ -313,6 +317,8 @@ class StoreHealth:
         if error is None:
             if self.error is not None:
                 _log.info("store %s is healthy", self.url)
+                if self.error != CHECK_PENDING:
+                    self._on_change(self.url, None)
             self.consecutive_failures = 0
             self.failing_since = None
         else:
@@ -320,6 +326,7 @@ class StoreHealth:
                 return  # a check that began later has succeeded
             if self.error != error:
                 _log.warning("store %s is not healthy: %s", self.url, error)
+                self._on_change(self.url, error)
             if not late:
                 self.consecutive_failures += 1
             if self.failing_since is None:

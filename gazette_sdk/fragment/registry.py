@@ -29,6 +29,10 @@ class StoreRegistry:
         file_root: directory below which ``file`` stores lie.
         file_only: True to keep every store below ``file_root``, independent of its URL.
         opener: opens the store of a URL; by default :func:`~.stores.open_store`.
+
+    Attributes:
+        on_health: called when the health of a store that is in use has changed, with its URL and
+            the reason why it is not healthy; None if it is healthy again.
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class StoreRegistry:
         self._opener = opener or (
             lambda url: open_store(url, file_root=file_root, file_only=file_only)
         )
+        self.on_health: Callable[[str, str | None], None] = lambda _url, _error: None
         self._lock = threading.Lock()
         self._opening: dict[str, threading.Lock] = {}
         self._stores: dict[str, Store] = {}
@@ -88,7 +93,11 @@ class StoreRegistry:
         self._used.add(url)
         if url not in self._health:
             # Checks do not count as a use of the store.
-            self._health[url] = StoreHealth(url, lambda: self._obtain(url))
+            self._health[url] = StoreHealth(
+                url,
+                lambda: self._obtain(url),
+                on_change=self._report_health,
+            )
         return self._health[url]
 
     @asynccontextmanager
@@ -153,6 +162,9 @@ class StoreRegistry:
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     # -------------------------------------------------------------- inside
+
+    def _report_health(self, url: str, error: str | None) -> None:
+        self.on_health(url, error)
 
     def _obtain(self, url: str) -> Store:
         """Return the store of a URL, opened when it is not open yet."""

@@ -342,12 +342,14 @@ class ReportResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[_broker_pb2.Header, _Mapping]] = ..., cluster: _Optional[str] = ..., clock_us: _Optional[int] = ..., brokers: _Optional[int] = ..., zones: _Optional[_Iterable[str]] = ..., journals: _Optional[int] = ..., replicas: _Optional[int] = ..., states: _Optional[_Mapping[str, int]] = ..., unstored: _Optional[int] = ..., oldest_unstored_s: _Optional[float] = ..., append_rate: _Optional[float] = ..., read_rate: _Optional[float] = ..., stores: _Optional[_Iterable[_Union[ReportResponse.Store, _Mapping]]] = ..., applications: _Optional[_Iterable[_Union[ReportResponse.Application, _Mapping]]] = ..., versions: _Optional[_Iterable[str]] = ..., problems: _Optional[_Iterable[_Union[Problem, _Mapping]]] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
-    __slots__ = ("after", "no_wait")
+    __slots__ = ("after", "no_wait", "local")
     AFTER_FIELD_NUMBER: _ClassVar[int]
     NO_WAIT_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_FIELD_NUMBER: _ClassVar[int]
     after: str
     no_wait: bool
-    def __init__(self, after: _Optional[str] = ..., no_wait: _Optional[bool] = ...) -> None: ...
+    local: bool
+    def __init__(self, after: _Optional[str] = ..., no_wait: _Optional[bool] = ..., local: _Optional[bool] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("id", "time_us", "kind", "subject", "text", "severity", "member")

@@ -137,6 +137,8 @@ class JsonGateway:
         if method is None or not _is_allowed(request.method, method):
             return _refusal(501, 12, "Not Implemented", cors)
         try:
+            if method.capability & Capability.APPLY:
+                self._check_origin(request)
             self._authority.verify(call.authorization, method.capability, time.time())
             parsed = method.request()
             if request.method == "GET":
@@ -153,7 +155,23 @@ class JsonGateway:
         if isinstance(method, JsonUnary):
             return await _unary(request, method, parsed, call, cors)
         async with aclosing(method.serve(parsed, call)) as messages:
-            return await _stream(request, messages, cors)
+            return await _stream(request, messages, cors, is_prompt=request.method == "GET")
+
+    def _check_origin(self, request: web.Request) -> None:
+        """Check that a request is not of a web page of another origin.
+
+        A browser sends such a request without asking, and only hides the answer from the page.
+
+        Raises:
+            UnauthenticatedError: it is, and the origin is not allowed.
+        """
+        origin = request.headers.get("Origin", "")
+        is_ours = origin.partition("://")[2] == request.headers.get("Host", "")
+        if origin and not is_ours and origin not in self._allow_origins:
+            raise UnauthenticatedError(
+                f"pages of {origin} may not change anything here; allow them with "
+                "--broker.allow-origin"
+            )
 
     def _cors(self, origin: str) -> dict[str, str]:
         if origin not in self._allow_origins:
@@ -301,19 +319,41 @@ def _gzip_compressor() -> Any:
     return zlib.compressobj(1, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
 
 
+BEGIN_S = 0.5
+"""Time after which a stream that a URL names begins, also if it has no message yet: a client waits
+for the headers."""
+
+
 async def _stream(
-    request: web.Request, messages: AsyncGenerator[Message], cors: dict[str, str]
+    request: web.Request,
+    messages: AsyncGenerator[Message],
+    cors: dict[str, str],
+    *,
+    is_prompt: bool,
 ) -> web.StreamResponse:
-    """Answer with a line per message; an error before the first one is the whole answer."""
+    """Answer with a line per message; an error before the first one is the whole answer.
+
+    Args:
+        request: the request.
+        messages: the messages.
+        cors: headers of the answer.
+        is_prompt: begin the answer soon, also without a message.
+    """
     response = web.StreamResponse(headers={"Content-Type": "application/json", **cors})
     body = _Body(request, response)
     failed = b""
+
+    async def begin() -> None:
+        if not response.prepared:
+            response.headers["Grpc-Metadata-Content-Type"] = "application/grpc"
+            await response.prepare(request)
+
+    source = _begun_soon(messages, begin) if is_prompt else messages
     try:
-        async for message in messages:
-            if not response.prepared:
-                response.headers["Grpc-Metadata-Content-Type"] = "application/grpc"
-                await response.prepare(request)
-            await body.write(_json({"result": message_json(message)}) + b"\n")
+        async with aclosing(source):
+            async for message in source:
+                await begin()
+                await body.write(_json({"result": message_json(message)}) + b"\n")
     except GazetteError as error:
         status, failed = _failure(error)
         if not response.prepared:
@@ -322,6 +362,25 @@ async def _stream(
         await response.prepare(request)
     await body.write_eof(failed)
     return response
+
+
+async def _begun_soon(
+    messages: AsyncGenerator[Message], begin: Callable[[], Awaitable[None]]
+) -> AsyncGenerator[Message]:
+    """Yield messages. Begin the answer when the first one does not come soon."""
+    first = asyncio.ensure_future(anext(messages, None))
+    try:
+        await asyncio.wait((first,), timeout=BEGIN_S)
+        if not first.done():
+            await begin()
+        message = await first
+    finally:
+        if not first.done():
+            first.cancel()
+            await asyncio.wait((first,))
+    while message is not None:
+        yield message
+        message = await anext(messages, None)
 
 
 async def _unary(

@@ -12,10 +12,10 @@ import re
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, NamedTuple, TextIO
 
 import orjson
 
@@ -197,17 +197,47 @@ def _quoted(value: Any) -> str:
     return text if plain else orjson.dumps(text).decode()
 
 
+class RecentRecord(NamedTuple):
+    """Warning or error of the log.
+
+    Attributes:
+        level: its level, a number of :mod:`logging`.
+        logger: name of its logger.
+        text: message and fields, in one line without secrets.
+    """
+
+    level: int
+    logger: str
+    text: str
+
+
 class RecentRecords(logging.Handler):
-    """Handler that keeps the latest warnings and errors for the diagnostics."""
+    """Handler that keeps the latest warnings and errors for the diagnostics.
+
+    Attributes:
+        lines: the records as text.
+        observers: the first one is called with each record, in any thread. There are several where
+            a process has several servers: one of them suffices.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.lines: deque[str] = deque(maxlen=RECENT_RECORDS)
+        self.observers: list[Callable[[RecentRecord], None]] = []
         self.setFormatter(TextFormatter())
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a record."""
         self.lines.append(self.format(record))
+        for observer in self.observers[:1]:
+            observer(RecentRecord(record.levelno, record.name, _line_of(record)))
+
+
+def _line_of(record: logging.LogRecord) -> str:
+    """Return the message of a record and its fields, without secrets."""
+    fields = fields_of(record)
+    pairs = (f"{name}={_quoted(value)}" for name, value in fields.items())
+    return " ".join([redact(_message_of(record)).partition("\n")[0], *pairs])
 
 
 @dataclass(slots=True)

@@ -18,8 +18,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+)
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -324,28 +332,28 @@ class GuardedJournals:
 
     async def list(self, request: pb.ListRequest, call: Call) -> AsyncGenerator[pb.ListResponse]:
         """See :class:`Journals`."""
-        with self._guarded("List", call):
+        with self.guarded("List", call):
             async with aclosing(self._service.list(request, call)) as items:
                 async for item in items:
                     yield item
 
     async def apply(self, request: pb.ApplyRequest, call: Call) -> pb.ApplyResponse:
         """See :class:`Journals`."""
-        with self._guarded("Apply", call, _names_of(request)) as record:
+        with self.guarded("Apply", call, _names_of(request)) as record:
             response = await self._service.apply(request, call)
             record.status = response.status
         return response
 
     async def read(self, request: pb.ReadRequest, call: Call) -> AsyncGenerator[ReadYield]:
         """See :class:`Journals`."""
-        with self._guarded("Read", call, request.journal):
+        with self.guarded("Read", call, request.journal):
             async with aclosing(self._service.read(request, call)) as items:
                 async for item in items:
                     yield item
 
     async def append(self, requests: AsyncIterator[AppendItem], call: Call) -> pb.AppendResponse:
         """See :class:`Journals`."""
-        with self._guarded("Append", call) as record:
+        with self.guarded("Append", call) as record:
             if self._audited is AuditedCalls.ALL:
                 requests = _Noted(requests, record)
             response = await self._service.append(requests, call)
@@ -356,7 +364,7 @@ class GuardedJournals:
         self, requests: AsyncIterator[ReplicateItem], call: Call
     ) -> AsyncGenerator[pb.ReplicateResponse]:
         """See :class:`Journals`."""
-        with self._guarded("Replicate", call):
+        with self.guarded("Replicate", call):
             async with aclosing(self._service.replicate(requests, call)) as items:
                 async for item in items:
                     yield item
@@ -365,19 +373,25 @@ class GuardedJournals:
         self, request: pb.FragmentsRequest, call: Call
     ) -> pb.FragmentsResponse:
         """See :class:`Journals`."""
-        with self._guarded("ListFragments", call, request.journal):
+        with self.guarded("ListFragments", call, request.journal):
             return await self._service.list_fragments(request, call)
 
     async def fragment_store_health(
         self, request: pb.FragmentStoreHealthRequest, call: Call
     ) -> pb.FragmentStoreHealthResponse:
         """See :class:`Journals`."""
-        with self._guarded("FragmentStoreHealth", call):
+        with self.guarded("FragmentStoreHealth", call):
             return await self._service.fragment_store_health(request, call)
 
     @contextmanager
-    def _guarded(self, method: str, call: Call, journal: str = "") -> Iterator[_Record]:
-        """Count a call of a peer, and record its outcome."""
+    def guarded(self, method: str, call: Call, journal: str = "") -> Iterator[_Record]:
+        """Count a call of a peer, and record its outcome.
+
+        Args:
+            method: name of the call.
+            call: metadata of the call.
+            journal: its journal, as far as it is known.
+        """
         record = _Record(journal)
         try:
             with self._limits.calling(call.peer):
@@ -404,6 +418,33 @@ class GuardedJournals:
         self.audit.record(
             AuditEvent(method, outcome, call.peer, journal, subject, token_id, is_refusal)
         )
+
+
+def guarded_methods(methods: Iterable[Method], guard: GuardedJournals | None) -> list[Method]:
+    """Return methods whose calls are counted by peer, and recorded, as those of journals.
+
+    Args:
+        methods: the methods, each of one request.
+        guard: counts and records; None for methods as they are.
+    """
+    if guard is None:
+        return list(methods)
+    return [_guarded_method(method, guard) for method in methods]
+
+
+def _guarded_method(method: Method, guard: GuardedJournals) -> Method:
+    async def serve_one(request: Message, call: Call) -> Message:
+        with guard.guarded(method.rpc.name, call):
+            response: Message = await method.serve(request, call)
+            return response
+
+    async def serve_stream(request: Message, call: Call) -> AsyncGenerator[Message]:
+        with guard.guarded(method.rpc.name, call):
+            async with aclosing(method.serve(request, call)) as responses:
+                async for response in responses:
+                    yield response
+
+    return replace(method, serve=serve_stream if method.rpc.server_streams else serve_one)
 
 
 _WRITES = frozenset({"Append", "Apply"})

@@ -11,11 +11,12 @@ from gazette_sdk.broker.api.fronts import (
     AuditedCalls,
     GuardedJournals,
     Journals,
+    guarded_methods,
     journal_methods,
     stream_methods,
     with_call_limit,
 )
-from gazette_sdk.broker.api.http_gateway import HttpGateway, json_methods
+from gazette_sdk.broker.api.http_gateway import HttpGateway, cluster_json_methods, json_methods
 from gazette_sdk.broker.process import PERSIST_TIMEOUT_S, Broker, BrokerConfig
 from gazette_sdk.retries import run_together
 from gazette_sdk.server.http import Target
@@ -88,7 +89,8 @@ class ServedBroker:
                 service, self.broker.authority, limits=limits, audited=audited
             )
             service = self._guard
-        self.server.grpc.add(journal_methods(service))
+        views = guarded_methods(self.broker.views.methods(), self._guard)
+        self.server.grpc.add([*journal_methods(service), *views])
         self.server.stream.add(stream_methods(service))
         self.server.stream.introduce(self.broker.config.zone, self.broker.config.suffix)
         if self._tells_etcd:
@@ -96,7 +98,7 @@ class ServedBroker:
         self.server.http.mount(
             "/v1/",
             JsonGateway(
-                json_methods(service),
+                {**json_methods(service), **cluster_json_methods(views)},
                 authority=self.broker.authority,
                 allow_origins=self._allow_origins,
             ),

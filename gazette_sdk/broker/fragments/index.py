@@ -53,6 +53,20 @@ class Summary(NamedTuple):
 _NOTHING = Summary(0, 0, 0)
 
 
+class Extent(NamedTuple):
+    """Span of what can be read.
+
+    Attributes:
+        begin: offset of the first byte.
+        head: offset after the last byte.
+        size_bytes: number of bytes between them that exist.
+    """
+
+    begin: int
+    head: int
+    size_bytes: int
+
+
 class QueryResult(NamedTuple):
     """Place of an offset.
 
@@ -116,6 +130,8 @@ class Index:
         self._stored_end = 0
         self._listed_through = 0  # the greatest end that a listing ever showed
         self._primary_stored = 0
+        self._uploaded: set[tuple[int, int]] = set()  # spans of local fragments
+        self._gaps: tuple[CoverSet, int, int] | None = None  # see _gap_bytes
         self._listings_begun = self._listings_ended = 0
         self._hole_reads: list[int] = []  # offsets at which reads wait before the write head
         self.first_refresh = asyncio.Event()
@@ -214,6 +230,7 @@ class Index:
         self._listed_through = max(self._listed_through, remote.end)
         self._local = CoverSet.difference(self._local, remote)
         self._drop_files()
+        self._uploaded &= {(fragment.begin, fragment.end) for fragment in self._local}
         for fragment in self._local:
             remote.add(fragment)
         self._all = remote
@@ -233,6 +250,10 @@ class Index:
         """
         self._primary_stored = max(self._primary_stored, end)
         self._judge_listing()
+
+    def note_uploaded(self, fragment: pb.Fragment) -> None:
+        """Note that a local fragment is in a store, which the next listing will show."""
+        self._uploaded.add((fragment.begin, fragment.end))
 
     def close(self) -> None:
         """End waiting queries and release all files: the replica ends."""
@@ -304,6 +325,33 @@ class Index:
         if self._torn.end > end:  # no append may begin before it
             return Summary(fragments.begin if end else 0, self._torn.end, 0)
         return Summary(fragments.begin, end, fragments[-1].mod_time) if end else _NOTHING
+
+    def extent(self) -> Extent:
+        """Return the span of what can be read, and its size."""
+        head, fragments = self.readable_end, self._all
+        begin = min(fragments.begin, head) if fragments else head
+        return Extent(begin, head, max(0, head - begin - self._gap_bytes()))
+
+    def _gap_bytes(self) -> int:
+        """Return the number of missing bytes between the first one and the last one.
+
+        They are counted again where there is another fragment, and not while the last one grows.
+        """
+        fragments = self._all
+        known = self._gaps
+        if known is None or known[0] is not fragments or known[1] != len(fragments):
+            gaps = fragments.end - fragments.begin - fragments.length_bytes()
+            known = self._gaps = (fragments, len(fragments), gaps)
+        return known[2]
+
+    def unstored(self) -> CoverSet:
+        """Return local fragments that are in no store, as far as this replica knows."""
+        return CoverSet(
+            fragment
+            for fragment in self._local
+            if fragment.end > self._primary_stored
+            and (fragment.begin, fragment.end) not in self._uploaded
+        )
 
     def follows(self, spool: pb.Fragment) -> bool:
         """Return True if it continues after a spool, and has every byte from there to its end.

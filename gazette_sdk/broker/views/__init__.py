@@ -1,0 +1,10 @@
+"""Views of a cluster: what people and tools see of it, and no data path needs.
+
+- ``heads``: Heads of journals: how far they reach, what of them is in no store, how fast they grow.
+- ``page``: Pages of journals: sorted, searched and filtered, with the numbers by state.
+- ``events``: Events of a cluster: members, journals, routes, stores, and warnings of logs.
+- ``calls``: Calls of these views: authorization of their callers, and methods for the fronts.
+
+A view costs nothing while no one asks. It has no rights of its own: other brokers are asked with
+the caller's token (:mod:`gazette_sdk.broker.member_calls`).
+"""
