@@ -21,6 +21,7 @@ from google.protobuf.message import Message
 
 from gazette_sdk.errors import ConfigurationError, UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.labels import journal_selector, label_set, matches, matches_journal
 
@@ -101,8 +102,15 @@ def claims_for(request: Message) -> RequestedClaims:
     """Return the narrow claims that a holder of the keys signs for a call, by its first request.
 
     Raises:
-        TypeError: the message is no request of the journal service or the shard service.
+        TypeError: the message is no request of a known service.
     """
+    if request.DESCRIPTOR.file.package == clpb.DESCRIPTOR.package:
+        return _claims_to_view(request)
+    return _claims_to_call(request)
+
+
+def _claims_to_call(request: Message) -> RequestedClaims:
+    """Return the claims for a call of the journal service or the shard service."""
     if isinstance(request, pb.ListRequest | cpb.ListRequest):
         return RequestedClaims(Capability.LIST, request.selector, _HOUR_S)
     if isinstance(request, pb.ApplyRequest | cpb.ApplyRequest | cpb.UnassignRequest):
@@ -122,6 +130,14 @@ def claims_for(request: Message) -> RequestedClaims:
         raise TypeError(f"{type(request).__name__} is no request of a known service")
     shard = pb.LabelSelector(include=label_set((("id", request.shard),)))
     return RequestedClaims(Capability.READ, shard, _HOUR_S)
+
+
+def _claims_to_view(request: Message) -> RequestedClaims:
+    """Return the claims for a call that shows a cluster."""
+    if isinstance(request, clpb.JournalsPageRequest | clpb.ShardsPageRequest):
+        return RequestedClaims(Capability.LIST | Capability.READ, request.selector, _MINUTE_S)
+    capability = Capability.READ if isinstance(request, clpb.HeadsRequest) else Capability.LIST
+    return RequestedClaims(capability, pb.LabelSelector(), _HOUR_S)
 
 
 # ---------------------------------------------------------------- clients

@@ -13,11 +13,20 @@ import abc
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+from google.protobuf.message import Message
 
 from gazette_sdk.contexts import AsyncClosable
-from gazette_sdk.errors import ClosedError, ConfigurationError, GazetteError, NotAllowedError
+from gazette_sdk.errors import (
+    CallError,
+    ClosedError,
+    ConfigurationError,
+    GazetteError,
+    NotAllowedError,
+)
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.rules import Rpc
 from gazette_sdk.transport.wire import (
     ANYWHERE,
     Answered,
@@ -239,6 +248,22 @@ class Transport(AsyncClosable):
         self, request: pb.FragmentStoreHealthRequest
     ) -> pb.FragmentStoreHealthResponse:
         """The health of a fragment store, as the broker sees it."""
+
+    async def view(self, call: Rpc, request: Message) -> Any:  # noqa: ARG002 - of those that can
+        """Return the response of a call that shows the cluster.
+
+        Args:
+            call: one of those of :mod:`gazette_sdk.protocol.cluster_pb2`, of one response.
+            request: its request.
+
+        Raises:
+            CallError: it failed; the code is UNIMPLEMENTED where brokers, or this transport, have
+                no such call.
+        """
+        raise CallError(
+            f"{call.name}: {type(self).__name__} reaches no broker that has this call",
+            code="UNIMPLEMENTED",
+        )
 
     @abc.abstractmethod
     async def aclose(self) -> None:

@@ -783,6 +783,12 @@ class RoutedTransport(Transport):
             async for response in responses:
                 yield response
 
+    async def view(self, call: Rpc, request: Message) -> Any:
+        """See :meth:`Transport.view`."""
+        to = self.router.destination(call, None, ANYWHERE, request)
+        async with self._reached(to, ANYWHERE) as to:
+            return await self.wire.call(to, request)
+
     async def list_fragments(
         self, request: pb.FragmentsRequest, target: Target = ANYWHERE
     ) -> pb.FragmentsResponse:

@@ -25,14 +25,22 @@ from gazette_sdk.cli.client import open_broker
 from gazette_sdk.cli.formats import NONE, iec_bytes, listing_text, write_table
 from gazette_sdk.cli.journals.commands import LIST, ListSettings
 from gazette_sdk.cli.program import CommandFailedError, Invocation
-from gazette_sdk.errors import STATUS_NAMES, ConfigurationError, GazetteError, UnavailableError
+from gazette_sdk.errors import (
+    STATUS_NAMES,
+    CallError,
+    ConfigurationError,
+    GazetteError,
+    UnavailableError,
+)
 from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.journals.changes import AppliedChange, warn_without_spare
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol import journalspace
 from gazette_sdk.protocol.journal_spec import is_suspended
 from gazette_sdk.protocol.labels import parse_selector, values_of
 from gazette_sdk.protocol.names import validate_journal
+from gazette_sdk.protocol.rules import HEADS_RPC
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.journal_reader import read_metadata
 from gazette_sdk.transport.listing import WatchedList, list_journals
@@ -168,6 +176,8 @@ def missing_file_root(journal: str, alternative: str = "") -> ConfigurationError
 
 _log = logging.getLogger(__name__)
 
+HeadOf = clpb.HeadsResponse.Head
+
 MEMBER_TIMEOUT_S = 5.0
 """A broker that does not answer for this long counts as one that has nothing."""
 
@@ -185,11 +195,44 @@ class Unstored:
     holders: int | None = None
 
 
-async def unstored_of(transport: Transport, listing: pb.ListResponse) -> dict[str, Unstored]:
-    """Return the un-stored content of listed journals, by name. All their brokers are asked."""
-    found = await for_each(listing.journals, partial(_unstored, transport))
-    names = [journal.spec.name for journal in listing.journals]
-    return dict(zip(names, found, strict=True))
+async def unstored_of(
+    transport: Transport, listing: pb.ListResponse, heads: Heads | None = None
+) -> dict[str, Unstored]:
+    """Return the un-stored content of listed journals, by name.
+
+    Where heads show that all brokers of a journal have the same, that is it. Of others the brokers
+    are asked for their fragments.
+
+    Args:
+        transport: how to reach the brokers.
+        listing: the journals.
+        heads: their heads; ``None`` if they are not known.
+    """
+    found = {
+        journal.spec.name: agreed
+        for journal in listing.journals
+        if heads and (agreed := _agreed(journal, heads.get(journal.spec.name))) is not None
+    }
+    others = [journal for journal in listing.journals if journal.spec.name not in found]
+    asked = await for_each(others, partial(_unstored, transport))
+    return found | {
+        journal.spec.name: unstored for journal, unstored in zip(others, asked, strict=True)
+    }
+
+
+def _agreed(journal: pb.ListResponse.Journal, head: HeadOf | None) -> Unstored | None:
+    """Return the un-stored content that all brokers of a journal have; None if they differ."""
+    if head is None or not head.HasField("unstored"):
+        return None
+    members = {(member.zone, member.suffix) for member in journal.route.members}
+    agreeing = {
+        (each.member.zone, each.member.suffix)
+        for each in head.replicas
+        if each.synced and (each.head, each.unstored) == (head.head, head.unstored)
+    }
+    if members != agreeing:
+        return None
+    return Unstored(head.unstored, len(members) if head.unstored else None)
 
 
 def unstored_spans(local: Sequence[CoverSet], stored: CoverSet) -> Unstored:
@@ -312,6 +355,9 @@ def _stores(change: AppliedChange) -> str:
     return ", ".join(change.spec.fragment.stores) or NONE
 
 
+HEADS_OF_CALL = 500
+"""Journals whose heads are asked for by one call: as many as it may name."""
+
 JOURNAL_TIMEOUT_S = 8.0
 """The write head of a journal is unknown if its brokers do not answer for this long."""
 
@@ -330,15 +376,63 @@ class Extent:
     size_bytes: int | None = None
 
 
-async def extents_of(transport: Transport, listing: pb.ListResponse) -> dict[str, Extent]:
+Heads: TypeAlias = Mapping[str, HeadOf]
+"""Heads of journals, by name."""
+
+
+async def heads_of(transport: Transport, listing: pb.ListResponse) -> Heads | None:
+    """Return the heads of listed journals, by one call for many of them.
+
+    Returns:
+        The heads, also of journals whose brokers did not answer; ``None`` where the called broker
+        is of another implementation, or an older one: then each journal is asked for by itself.
+
+    Raises:
+        GazetteError: the call failed.
+    """
+    names = [journal.spec.name for journal in listing.journals]
+    requests = [
+        clpb.HeadsRequest(journals=names[begin : begin + HEADS_OF_CALL])
+        for begin in range(0, len(names), HEADS_OF_CALL)
+    ]
+    heads: dict[str, HeadOf] = {}
+    try:
+        for request in requests:
+            response: clpb.HeadsResponse = await transport.view(HEADS_RPC, request)
+            heads.update((head.journal, head) for head in response.heads)
+    except CallError as error:
+        if error.code != "UNIMPLEMENTED":
+            raise
+        return None
+    return heads
+
+
+async def extents_of(
+    transport: Transport, listing: pb.ListResponse, heads: Heads | None = None
+) -> dict[str, Extent]:
     """Return the extents of listed journals, by name.
 
-    One broker is asked for each journal, without reading content. A journal that does not answer
-    has no extent, and is logged.
+    Of their heads, or else one broker is asked for each journal, without reading content. A journal
+    that does not answer has no extent, and is logged.
+
+    Args:
+        transport: how to reach the brokers.
+        listing: the journals.
+        heads: their heads; ``None`` if they are not known.
     """
-    extents = await for_each(listing.journals, partial(_extent, transport))
     names = [journal.spec.name for journal in listing.journals]
+    if heads is not None:
+        return {name: _extent_of(name, heads.get(name)) for name in names}
+    extents = await for_each(listing.journals, partial(_extent, transport))
     return dict(zip(names, extents, strict=True))
+
+
+def _extent_of(name: str, head: HeadOf | None) -> Extent:
+    if head is None or not head.HasField("head"):
+        reason = "the token does not allow to read it" if head is None else head.error
+        _log.warning("write head is unknown", extra={"journal": name, "err": reason})
+        return Extent()
+    return Extent(head.head, head.size if head.HasField("size") else None)
 
 
 async def _extent(transport: Transport, journal: pb.ListResponse.Journal) -> Extent:
@@ -449,8 +543,10 @@ async def show(transport: Transport, listing: pb.ListResponse, settings: ListSet
     match settings.format:
         case "table" | "wide":
             has_extents = settings.heads or settings.format == "wide"
-            extents = await extents_of(transport, listing) if has_extents else {}
-            unstored = await unstored_of(transport, listing) if settings.unstored else {}
+            is_wanted = has_extents or settings.unstored
+            heads = await heads_of(transport, listing) if is_wanted else None
+            extents = await extents_of(transport, listing, heads) if has_extents else {}
+            unstored = await unstored_of(transport, listing, heads) if settings.unstored else {}
             write_table(*_table(listing, settings, extents, unstored))
         case form:
             sys.stdout.write(listing_text(listing, form, yaml_of))

@@ -592,8 +592,9 @@ class ChosenWire(Wire):
         self.remembered.forget(self._endpoint(peer))
 
     async def call(self, to: Destination, request: Message) -> Any:
-        """See :meth:`Wire.call`."""
-        return await self._of(to.peer).call(to, request)
+        """See :meth:`Wire.call`. Calls that are not served on the stream transport use gRPC."""
+        wire = self._of(to.peer) if to.rpc.number else self._with_grpc()
+        return await wire.call(to, request)
 
     def stream(
         self,

@@ -7,12 +7,17 @@ import json
 
 import aiohttp
 
+from gazette_sdk.cli.journals.list import Extent, Unstored, extents_of, heads_of, unstored_of
 from gazette_sdk.protocol import cluster_pb2 as clpb
+from gazette_sdk.protocol.authorization import Capability
 from gazette_sdk.protocol.rules import EVENTS_RPC, HEADS_RPC, JOURNALS_PAGE_RPC
+from gazette_sdk.transport.connect import connect
+from gazette_sdk.transport.listing import list_journals
 from support.brokers import journal_spec
 from support.etcd import run
+from support.raw_http import exchange
 from support.served import STORE
-from support.views import call, post, until, viewed_cluster
+from support.views import KEY, call, post, token, until, viewed_cluster
 
 
 def replicated(name, replication=2, **labels):
@@ -197,3 +202,89 @@ def test_bytes_are_unstored_until_they_are_uploaded(etcd, tmp_path):
     assert 0 <= before.oldest_unstored_s < 30
     assert after.unstored == len(b"begins a fragment")
     assert after.size == after.head == 5 + 5000 + len(b"begins a fragment")
+
+
+def test_tools_see_the_same_by_one_call_and_by_a_call_for_each_journal(etcd, tmp_path):
+    """Also with keys, and where the called broker has no such call."""
+
+    async def scenario():
+        zones = ("a", "b")
+        async with viewed_cluster(etcd, tmp_path, zones, foreign=("b",), auth_keys=KEY) as cluster:
+            names = [f"tools/{number}" for number in range(4)]
+            await cluster.client.apply(*(replicated(name, 1) for name in names))
+            for name in names:
+                await cluster.client.append_when_ready(name, b"hello")
+            found = []
+            for endpoint in cluster.endpoints:
+                async with connect(endpoint, auth_keys=KEY) as transport:
+                    listing = await list_journals(transport)
+                    heads = await heads_of(transport, listing)
+                    extents = await extents_of(transport, listing, heads)
+                    unstored = await unstored_of(transport, listing, heads)
+                    found.append((heads is not None, extents, unstored))
+            return found
+
+    ours, foreign = run(scenario(), timeout_s=60)
+    assert (ours[0], foreign[0]) == (True, False)
+    assert ours[1] == foreign[1]
+    assert set(ours[1].values()) == {Extent(5, 5)}
+    assert set(foreign[2].values()) <= {Unstored(0), Unstored(5, 1)}
+    for name, found in ours[2].items():
+        # Only this way shows at once that a broker has just uploaded it.
+        assert found in {foreign[2][name], Unstored(0)}
+
+
+def test_callers_pass_their_token_on_and_see_what_it_allows(etcd, tmp_path):
+    async def scenario():
+        async with viewed_cluster(etcd, tmp_path, auth_keys=KEY) as cluster:
+            names = [f"secret/{number}" for number in range(4)]
+            await cluster.client.apply(*(replicated(name, 1, part=name[-1]) for name in names))
+            for name in names:
+                await cluster.client.append_when_ready(name, b"hello")
+            endpoint = cluster.endpoints[0]
+
+            async def page(authorization, **fields):
+                return await post(endpoint, "/v1/journals/page", authorization, **fields)
+
+            async def every():
+                return await page(token(), sort="BY_HEAD")
+
+            await until(every, lambda page: all("head" in row for row in page["rows"]))
+            some = await page(token("part in (1, 2)"))
+            listed = await page(token("part=1", Capability.LIST))
+            heads = await post(endpoint, "/v1/journals/heads", token("part=3"), journals=names)
+            refused = [
+                await exchange(endpoint, method, path, body=b"{}", headers=headers)
+                for method, path, headers in (
+                    ("POST", "/v1/journals/page", ()),
+                    ("POST", "/v1/journals/heads", (f"Authorization: {token('', 2)}",)),
+                    ("GET", "/v1/cluster/events", (f"Authorization: {token('part=1')}",)),
+                )
+            ]
+            return some, listed, heads, [answer.status for answer in refused]
+
+    some, listed, heads, refused = run(scenario(), timeout_s=60)
+    assert [(row["name"], row["head"]) for row in some["rows"]] == [
+        ("secret/1", "5"),
+        ("secret/2", "5"),
+    ]
+    assert some["total"] == "2"
+    [row] = listed["rows"]
+    assert not {"head", "size", "unstored", "rate"} & row.keys()
+    assert [(head["journal"], head["head"]) for head in heads["heads"]] == [("secret/3", "5")]
+    assert refused == [401, 401, 401]
+
+
+def test_the_calls_of_a_cluster_count_for_the_limit_of_a_peer_and_are_audited(
+    etcd, tmp_path, caplog
+):
+    async def scenario():
+        async with viewed_cluster(
+            etcd, tmp_path, ("a",), auth_keys=KEY, audited="refusals"
+        ) as cluster:
+            narrow = f"Authorization: {token('part=1')}"
+            await exchange(cluster.endpoints[0], "GET", "/v1/cluster/events", headers=(narrow,))
+
+    with caplog.at_level("INFO", logger="gazette.audit"):
+        run(scenario(), timeout_s=60)
+    assert "Events refused" in caplog.text

@@ -11,6 +11,7 @@ import pytest
 from gazette_sdk.errors import ConfigurationError, UnauthenticatedError
 from gazette_sdk.protocol import authorization
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol.authorization import (
     AllowAll,
     Authority,
@@ -23,7 +24,16 @@ from gazette_sdk.protocol.authorization import (
     parse_keys,
 )
 from gazette_sdk.protocol.labels import format_selector, journal_selector, parse_selector
-from gazette_sdk.protocol.rules import RPCS
+from gazette_sdk.protocol.rules import (
+    EVENTS_RPC,
+    HEADS_RPC,
+    JOURNALS_PAGE_RPC,
+    MEMBERS_RPC,
+    REPORT_RPC,
+    RPCS,
+    SCALE_RPC,
+    SHARDS_PAGE_RPC,
+)
 from gazette_sdk.transport.connect import connect
 from support.vectors import cases, normal, selector
 
@@ -288,10 +298,28 @@ def test_clients_sign_narrow_claims(request_, capability, text, ttl_s):
 
 
 def test_every_call_can_be_signed_for():
-    for rpc in RPCS:
+    views = [
+        JOURNALS_PAGE_RPC,
+        HEADS_RPC,
+        MEMBERS_RPC,
+        REPORT_RPC,
+        EVENTS_RPC,
+        SHARDS_PAGE_RPC,
+        SCALE_RPC,
+    ]
+    for rpc in [*RPCS, *views]:
         assert 0 < claims_for(rpc.request_type()).capability < Capability.ALL
     with pytest.raises(TypeError):
         claims_for(pb.Fragment())
+
+
+def test_a_page_is_asked_for_with_the_selector_of_its_request():
+    request = clpb.JournalsPageRequest(selector=parse_selector("topic=orders"))
+    wanted = claims_for(request)
+    assert wanted.capability == Capability.LIST | Capability.READ
+    assert format_selector(wanted.selector) == "topic=orders"
+    assert claims_for(clpb.HeadsRequest()).capability == Capability.READ
+    assert claims_for(clpb.EventsRequest()).capability == Capability.LIST
 
 
 @pytest.mark.parametrize(
