@@ -6,18 +6,20 @@ import asyncio
 import base64
 import time
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gazette_sdk.broker.api.fronts import AuditedCalls, GuardedJournals, guarded_methods
 from gazette_sdk.broker.listing import Listing
 from gazette_sdk.broker.replication.pipeline import Signal
 from gazette_sdk.broker.views.calls import ClusterViews
 from gazette_sdk.broker.views.events import ClusterEvents, EventRing
 from gazette_sdk.broker.views.heads import HeadOf, Heads
 from gazette_sdk.broker.views.page import JournalPages
-from gazette_sdk.errors import UnauthenticatedError
+from gazette_sdk.errors import CallError, UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol.authorization import Authority, Capability
@@ -25,8 +27,10 @@ from gazette_sdk.protocol.journal_spec import may_read
 from gazette_sdk.protocol.labels import matches_journal, parse_selector, rewrite_prefix
 from gazette_sdk.protocol.rules import EVENTS_RPC, HEADS_RPC, JOURNALS_PAGE_RPC
 from gazette_sdk.server.authorization import Authorization, Call
+from gazette_sdk.server.listener import PeerLimits
 from gazette_sdk.transport.loop import run
 from support.brokers import Mirror, journal_spec
+from support.scripted_journals import ScriptedJournals
 
 AUTHORITY = Authority(base64.b64encode(b"the secret of a cluster").decode())
 US = pb.ProcessSpec.ID(zone="zone", suffix="first")
@@ -220,3 +224,30 @@ def test_a_stream_of_events_ends_when_the_broker_stops():
             return await first
 
     assert run(scenario(), 20) is None
+
+
+def test_calls_count_for_the_limit_of_a_peer():
+    """Streams, too, for as long as they are open."""
+    views = views_of()
+    limits = PeerLimits(calls_max=1)
+    guard = GuardedJournals(ScriptedJournals(), AUTHORITY, limits=limits, audited=AuditedCalls.OFF)
+    serves = {method.rpc: method.serve for method in guarded_methods(views.methods(), guard)}
+    call = replace(call_with(Capability.ALL), peer="192.0.2.1")
+
+    async def scenario():
+        async with aclosing(serves[EVENTS_RPC](clpb.EventsRequest(), call)) as events:
+            waiting = asyncio.ensure_future(anext(events, None))
+            await asyncio.sleep(0)
+            with pytest.raises(CallError) as refused:
+                await serves[JOURNALS_PAGE_RPC](clpb.JournalsPageRequest(), call)
+            views.stopping.fire()
+            await waiting
+        await serves[JOURNALS_PAGE_RPC](clpb.JournalsPageRequest(), call)
+        return refused.value.code
+
+    assert run(scenario(), 20) == "RESOURCE_EXHAUSTED"
+
+
+def test_without_a_guard_methods_are_as_they_are():
+    methods = list(views_of().methods())
+    assert guarded_methods(methods, None) == methods
