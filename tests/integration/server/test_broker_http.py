@@ -173,6 +173,7 @@ def test_the_json_gateway_answers_as_recorded(etcd, tmp_path):
         return case["name"] not in {
             "list empty body",  # everything there was
             "list, suspended journal and lists of labels",  # many journals of other tests
+            "unknown route",  # it is `apply`, which brokers of this SDK have
         }
 
     async def scenario():
