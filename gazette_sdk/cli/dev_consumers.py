@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from contextlib import aclosing
 
+from gazette_sdk.cluster.consumer_keys import CONSUMERS_PREFIX, read_consumers
 from gazette_sdk.cluster.etcd import Etcd
-from gazette_sdk.cluster.etcd_messages import prefix_end
 from gazette_sdk.errors import ConfigurationError
-from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.shard.consumer.config import etcd_of_dev
-from gazette_sdk.shard.consumer.process import CONSUMERS_PREFIX
-
-_MEMBER = re.compile(rb"(.+)/members/[^#]+#[^#]+")
-"""Key of a member; keys of items have no ``#``, those of assignments three."""
 
 _REMEDY = "give the address of one of its processes with --consumer.address or CONSUMER_ADDRESS"
 
@@ -76,13 +70,6 @@ def none_runs(broker: str) -> ConfigurationError:
 
 async def _endpoints(etcd: str) -> dict[str, str]:
     """Return a process' endpoint for each application with keys at their usual place."""
-    root = f"{CONSUMERS_PREFIX}/".encode()
     async with aclosing(await Etcd.connect(etcd)) as client:
-        found = await client.range(root, prefix_end(root))
-    endpoints: dict[str, str] = {}
-    for entry in found.entries:
-        member = _MEMBER.fullmatch(entry.key.removeprefix(root))
-        if member is not None:
-            spec = cpb.ConsumerSpec.FromString(entry.value)
-            endpoints.setdefault(member[1].decode(), spec.process_spec.endpoint)
-    return endpoints
+        found = await read_consumers(client, CONSUMERS_PREFIX)
+    return {name: specs[0].process_spec.endpoint for name, specs in found.items() if specs}

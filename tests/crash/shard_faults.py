@@ -26,7 +26,7 @@ from crash.cluster_faults import (
 from crash.shard_watch import FailOver, ShardWatch, watching
 from crash.sum_load import LATEST_S, SumLoad
 from examples.stream_sum.summer import summer
-from gazette_sdk.shard.consumer.process import CONSUMERS_PREFIX
+from gazette_sdk.cluster.consumer_keys import CONSUMERS_PREFIX
 from gazette_sdk.testing import TcpProxy, gazette_cluster
 from gazette_sdk.testing.cluster import TemporaryCluster
 from gazette_sdk.testing.shards import RunningShards, ShardProcess, run_shards

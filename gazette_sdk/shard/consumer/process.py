@@ -22,7 +22,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gazette_sdk.cluster.allocator.state import leader_of
-from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace, ShardAllocation, is_consistent
+from gazette_sdk.cluster.consumer_keys import (
+    CONSUMERS_PREFIX,
+    ConsumerKeySpace,
+    ShardAllocation,
+    is_consistent,
+)
 from gazette_sdk.cluster.membership import MemberProcess
 from gazette_sdk.cluster.verification import Neighbours, Verifier, dial, hold
 from gazette_sdk.errors import ConfigurationError, EtcdTransactionFailedError, GazetteError
@@ -57,9 +62,6 @@ from gazette_sdk.shard.transaction.consume import OnStep
 from gazette_sdk.shard.transaction.transaction import Process
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.user_code import contained, on_worker
-
-CONSUMERS_PREFIX = "/gazette/consumers"
-"""Prefix in Etcd below which each application has its keys, by default."""
 
 SHUTDOWN_TIMEOUT_S = 30.0
 """Bound of the wait for shards that end, such as for a call of a handler."""
@@ -148,6 +150,11 @@ class Consumer:
         self._is_application_started = False
         self._is_composed = False
         self._is_stopped = False
+
+    @property
+    def member(self) -> MemberProcess:
+        """Connection to Etcd and lease of this process."""
+        return self._member
 
     @property
     def etcd_version(self) -> tuple[int, ...]:
