@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -111,6 +112,17 @@ class Membership:
     def lease(self) -> int:
         """Id of the lease, 0 while there is none."""
         return self._lease
+
+    @property
+    def ttl_s(self) -> float:
+        """Time to live of the lease, in seconds."""
+        return self._ttl_s
+
+    @property
+    def lease_left_s(self) -> float | None:
+        """Seconds for which the lease is alive by the answers of Etcd; None before the first."""
+        left_s = self.life.alive_until - boot_s()
+        return None if math.isinf(left_s) else left_s
 
     @property
     def revision(self) -> int:

@@ -229,6 +229,20 @@ class Authority:
         return len(self._keys)
 
     @property
+    def key_ids(self) -> tuple[str, ...]:
+        """Names of the keys that verify: their ids, or short fingerprints of keys without one.
+
+        ``AA==`` is among them where requests without a token are admitted.
+        """
+        named = zip(self._ids, self._keys, strict=True)
+        names = tuple(name or self._fingerprint(key) for name, key in named)
+        return (*names, PASS_THROUGH_KEY) if self._pass_through else names
+
+    def _fingerprint(self, key: bytes) -> str:
+        """Return a name of a key, from which the key cannot be found."""
+        return "unnamed-" + self._signatures.fingerprint(key)
+
+    @property
     def requires_tokens(self) -> bool:
         """True if requests without a token are refused."""
         return not self._pass_through
@@ -336,6 +350,7 @@ class AllowAll:
     """Authority without keys: every caller has every right."""
 
     key_count = 0
+    key_ids: tuple[str, ...] = ()
     requires_tokens = False
 
     def header(

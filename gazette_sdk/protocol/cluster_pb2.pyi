@@ -183,13 +183,15 @@ class HeadsResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[_broker_pb2.Header, _Mapping]] = ..., heads: _Optional[_Iterable[_Union[HeadsResponse.Head, _Mapping]]] = ...) -> None: ...
 
 class MembersRequest(_message.Message):
-    __slots__ = ("local",)
+    __slots__ = ("local", "details")
     LOCAL_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
     local: bool
-    def __init__(self, local: _Optional[bool] = ...) -> None: ...
+    details: bool
+    def __init__(self, local: _Optional[bool] = ..., details: _Optional[bool] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("id", "component", "endpoint", "version", "python", "started_us", "clock_us", "limit", "replicas", "primaries", "exiting", "lease_left_s", "loop_lag_s", "key_ids", "append_bytes", "read_bytes", "disk_free", "etcd_version", "error")
+    __slots__ = ("id", "component", "endpoint", "version", "python", "started_us", "clock_us", "limit", "replicas", "primaries", "exiting", "lease_left_s", "loop_lag_s", "key_ids", "append_bytes", "read_bytes", "disk_free", "etcd_version", "error", "lease_s", "append_rate", "read_rate", "unstored", "oldest_unstored_s", "oldest_unstored_journal", "stores", "refuses_token")
     ID_FIELD_NUMBER: _ClassVar[int]
     COMPONENT_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -209,6 +211,14 @@ class Member(_message.Message):
     DISK_FREE_FIELD_NUMBER: _ClassVar[int]
     ETCD_VERSION_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    APPEND_RATE_FIELD_NUMBER: _ClassVar[int]
+    READ_RATE_FIELD_NUMBER: _ClassVar[int]
+    UNSTORED_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_UNSTORED_S_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_UNSTORED_JOURNAL_FIELD_NUMBER: _ClassVar[int]
+    STORES_FIELD_NUMBER: _ClassVar[int]
+    REFUSES_TOKEN_FIELD_NUMBER: _ClassVar[int]
     id: _broker_pb2.ProcessSpec.ID
     component: str
     endpoint: str
@@ -228,7 +238,15 @@ class Member(_message.Message):
     disk_free: int
     etcd_version: str
     error: str
-    def __init__(self, id: _Optional[_Union[_broker_pb2.ProcessSpec.ID, _Mapping]] = ..., component: _Optional[str] = ..., endpoint: _Optional[str] = ..., version: _Optional[str] = ..., python: _Optional[str] = ..., started_us: _Optional[int] = ..., clock_us: _Optional[int] = ..., limit: _Optional[int] = ..., replicas: _Optional[int] = ..., primaries: _Optional[int] = ..., exiting: _Optional[bool] = ..., lease_left_s: _Optional[float] = ..., loop_lag_s: _Optional[float] = ..., key_ids: _Optional[_Iterable[str]] = ..., append_bytes: _Optional[int] = ..., read_bytes: _Optional[int] = ..., disk_free: _Optional[int] = ..., etcd_version: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+    lease_s: float
+    append_rate: float
+    read_rate: float
+    unstored: int
+    oldest_unstored_s: float
+    oldest_unstored_journal: str
+    stores: _containers.RepeatedCompositeFieldContainer[ReportResponse.Store]
+    refuses_token: bool
+    def __init__(self, id: _Optional[_Union[_broker_pb2.ProcessSpec.ID, _Mapping]] = ..., component: _Optional[str] = ..., endpoint: _Optional[str] = ..., version: _Optional[str] = ..., python: _Optional[str] = ..., started_us: _Optional[int] = ..., clock_us: _Optional[int] = ..., limit: _Optional[int] = ..., replicas: _Optional[int] = ..., primaries: _Optional[int] = ..., exiting: _Optional[bool] = ..., lease_left_s: _Optional[float] = ..., loop_lag_s: _Optional[float] = ..., key_ids: _Optional[_Iterable[str]] = ..., append_bytes: _Optional[int] = ..., read_bytes: _Optional[int] = ..., disk_free: _Optional[int] = ..., etcd_version: _Optional[str] = ..., error: _Optional[str] = ..., lease_s: _Optional[float] = ..., append_rate: _Optional[float] = ..., read_rate: _Optional[float] = ..., unstored: _Optional[int] = ..., oldest_unstored_s: _Optional[float] = ..., oldest_unstored_journal: _Optional[str] = ..., stores: _Optional[_Iterable[_Union[ReportResponse.Store, _Mapping]]] = ..., refuses_token: _Optional[bool] = ...) -> None: ...
 
 class MembersResponse(_message.Message):
     __slots__ = ("header", "members")

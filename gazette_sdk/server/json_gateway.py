@@ -14,7 +14,15 @@ import asyncio
 import base64
 import time
 import zlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cache
@@ -126,7 +134,7 @@ class JsonGateway:
 
     async def __call__(self, request: web.Request, target: Target) -> web.StreamResponse:
         """Answer a request."""
-        cors = self._cors(request.headers.get("Origin", ""))
+        cors = cors_headers(self._allow_origins, request)
         if request.method == "OPTIONS":
             return web.Response(headers=cors)
         call = Call(
@@ -173,14 +181,17 @@ class JsonGateway:
                 "--broker.allow-origin"
             )
 
-    def _cors(self, origin: str) -> dict[str, str]:
-        if origin not in self._allow_origins:
-            return {}
-        return {
-            "Access-Control-Allow-Origin": origin,
-            "Access-Control-Allow-Methods": _CORS_METHODS,
-            "Access-Control-Allow-Headers": _CORS_HEADERS,
-        }
+
+def cors_headers(allow_origins: Collection[str], request: web.Request) -> dict[str, str]:
+    """Return the headers by which a page of an allowed origin may call from a browser."""
+    origin = request.headers.get("Origin", "")
+    if origin not in allow_origins:
+        return {}
+    return {
+        "Access-Control-Allow-Origin": origin,
+        "Access-Control-Allow-Methods": _CORS_METHODS,
+        "Access-Control-Allow-Headers": _CORS_HEADERS,
+    }
 
 
 def _is_allowed(http_method: str, method: JsonStream | JsonUnary) -> bool:
@@ -265,7 +276,7 @@ async def _refuse(
 ) -> web.StreamResponse:
     """Answer with an error, in the form of a call that has failed."""
     if isinstance(method, JsonUnary):
-        return _unary_failure(error, cors)
+        return failure_response(error, cors)
     status, body = _failure(error)
     headers = {"Content-Type": "application/json", **cors}
     response = web.StreamResponse(status=status, headers=headers)
@@ -390,7 +401,7 @@ async def _unary(
     try:
         message = await method.serve(parsed, call)
     except GazetteError as error:
-        return _unary_failure(error, cors)
+        return failure_response(error, cors)
     rows = await _encode_rows(message)
     headers = {"Grpc-Metadata-Content-Type": "application/grpc", **cors}
     body = _json(message_json(message, rows))
@@ -401,7 +412,8 @@ async def _unary(
     return _answer(200, body, headers)
 
 
-def _unary_failure(error: GazetteError, cors: dict[str, str]) -> web.Response:
+def failure_response(error: GazetteError, cors: dict[str, str]) -> web.Response:
+    """Return the answer of a unary call that has failed."""
     code, status = _codes(error)
     return _refusal(status, code, str(error), cors)
 

@@ -38,6 +38,7 @@ from gazette_sdk.server.listener import (
     UnknownShare,
     http_refusal,
 )
+from gazette_sdk.server.members import LoopLag
 from gazette_sdk.server.settings import DebugSettings, ProcessSettings, check_port
 from gazette_sdk.server.splice import Splicer
 from gazette_sdk.server.stream_server import StreamServer
@@ -227,6 +228,9 @@ class Server:
         allow_hosts: names in URLs by which a server on loopback answers HTTP requests without a
             token, beside those of this machine; see :class:`~gazette_sdk.server.http.HttpHost`.
         limits: limits of each peer; by default none.
+
+    Attributes:
+        lag: lag of the event loop, from :meth:`start` on.
     """
 
     def __init__(
@@ -248,6 +252,7 @@ class Server:
         self.stream = StreamServer(active=self.grpc.active, unknown=self._unknown)
         self.http = HttpHost(unknown=self._unknown)
         self.limits = limits or PeerLimits()
+        self.lag = LoopLag()
         self.listener = Listener(tls=tls, limits=self.limits, unknown=self._unknown)
         self.tls = tls
         self._host = host
@@ -342,6 +347,7 @@ class Server:
             await self._debug_http.start()
             self._debug_listener.add(PortProtocol("http", HTTP_OPENINGS, self._debug_http))
             await self._debug_listener.start()
+        self.lag.start()
         return endpoint
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
@@ -350,6 +356,7 @@ class Server:
         Args:
             grace_s: seconds to wait. The caller should end blocked reads before.
         """
+        self.lag.stop()
         self._close_listeners()
         await asyncio.gather(
             self.grpc.stop(grace_s),

@@ -5,6 +5,7 @@ import hashlib
 import hmac
 import json
 import math
+import re
 
 import pytest
 
@@ -343,3 +344,17 @@ def test_a_transport_says_whether_its_token_may_hide_journals():
     token = Authority(KEYS).sign(2, journal_selector("a/b"), 60, NOW)
     assert connect("https://broker:8080", auth_token=token).may_hide_journals
     assert not connect("https://broker:8080", auth_keys=KEYS).may_hide_journals
+
+
+def test_keys_are_named_by_their_ids_and_else_by_fingerprints():
+    """Equal keys have equal names, and no name shows a key."""
+    first, second = (base64.b64encode(text * 8).decode() for text in (b"one!", b"two!"))
+    named = Authority(f"new:{first} {second}")
+    assert named.key_ids[0] == "new"
+    assert re.fullmatch(r"unnamed-[0-9a-f]{8}", named.key_ids[1])
+    assert Authority(second).key_ids == named.key_ids[1:]
+    assert Authority(f"{second},AA==").key_ids == (*named.key_ids[1:], "AA==")
+    assert Authority(first).key_ids != Authority(second).key_ids
+    assert AllowAll().key_ids == ()
+    named.replace(f"newest:{second}")
+    assert named.key_ids == ("newest",)
