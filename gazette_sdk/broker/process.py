@@ -29,6 +29,7 @@ from gazette_sdk.broker.fragments.refresh import UnstoredCopies, refresh_index
 from gazette_sdk.broker.fragments.retention import Retention
 from gazette_sdk.broker.listing import Listing
 from gazette_sdk.broker.member_calls import MemberCalls
+from gazette_sdk.broker.metrics import CarriedBytes
 from gazette_sdk.broker.read import ReadServer
 from gazette_sdk.broker.recovery.custody import TASKS as CUSTODY_TASKS
 from gazette_sdk.broker.recovery.custody import Custody
@@ -54,6 +55,7 @@ from gazette_sdk.cluster.broker_keys import (
     JournalAllocation,
     JournalEntry,
 )
+from gazette_sdk.cluster.consumer_keys import CONSUMERS_PREFIX
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.keyspace import WATCH_DELAY_S
 from gazette_sdk.cluster.membership import LEASE_TTL_S, EtcdConfig, MemberProcess, Membership
@@ -104,6 +106,9 @@ class BrokerConfig:
         prune: remove stored fragments that are older than their journal's retention; ``dry-run``
             only logs them.
         peer_tls: certificates toward peers.
+        consumers_prefix: prefix in Etcd below which applications have their keys.
+        applications: names of applications, each with the URL of one of its processes, where Etcd
+            does not show them.
     """
 
     suffix: str
@@ -133,6 +138,8 @@ class BrokerConfig:
     auto_suspend: bool = False
     prune: Literal["true", "false", "dry-run"] = "true"
     peer_tls: Tls | None = None
+    consumers_prefix: str = CONSUMERS_PREFIX
+    applications: tuple[tuple[str, str], ...] = ()
 
 
 SWEEP_PERIOD_S = 60 * 60.0
@@ -166,8 +173,10 @@ class Broker:
         views: the calls of its fronts that show the cluster.
         listing: lists its journals.
         member_calls: calls the other brokers with the tokens of callers.
+        local_heads: heads of the journals that this broker holds.
         keyspace: its mirror of Etcd.
         authority: verifies the tokens of callers, and signs those of its own calls.
+        carried: bytes of its clients' appends and reads.
         ended: done when it has drained, or with a fatal error, such as
             :class:`~gazette_sdk.errors.LeaseLostError`. Stop it then.
 
@@ -179,6 +188,7 @@ class Broker:
     views: ClusterViews
     listing: Listing
     member_calls: MemberCalls
+    local_heads: LocalHeads
     resolver: Resolver
     persister: Persister
     _custody: Custody
@@ -198,6 +208,7 @@ class Broker:
         self.ended = self._member.ended
         self._id = pb.ProcessSpec.ID(zone=config.zone, suffix=config.suffix)
         self.authority = authority_for(config.auth_keys)
+        self.carried = CarriedBytes()
         self._stores: StoreRegistry | None = None
         self._spools: SpoolDirectory | None = None
         self._reads: ReadServer | None = None
@@ -210,6 +221,29 @@ class Broker:
     @property
     def _etcd(self) -> Etcd | None:
         return self._member.etcd
+
+    @property
+    def etcd(self) -> Etcd:
+        """Connection to Etcd, from :meth:`start` on."""
+        assert self._member.etcd is not None
+        return self._member.etcd
+
+    @property
+    def member(self) -> MemberProcess:
+        """Connection and lease of this process."""
+        return self._member
+
+    @property
+    def stores(self) -> StoreRegistry:
+        """Fragment stores, from :meth:`start` on."""
+        assert self._stores is not None
+        return self._stores
+
+    @property
+    def spool_root(self) -> Path:
+        """Directory of spools, from :meth:`start` on."""
+        assert self._spools is not None
+        return self._spools.root
 
     @property
     def _membership(self) -> Membership | None:
@@ -321,7 +355,7 @@ class Broker:
             allow_plaintext_tokens=True,
             reconnect_backoff_max_s=RECONNECT_BACKOFF_MAX_S,
         )
-        self._reads = ReadServer(stores)
+        self._reads = ReadServer(stores, self.carried)
 
         def make_replica(item: JournalEntry, predecessor: Replica | None) -> Replica:
             taken, ready = custody.take(item)
@@ -369,6 +403,7 @@ class Broker:
             stored_end=custody.stored_end,
             record_route=custody.record,
             refusal=custody.refusal,
+            carried=self.carried,
         )
         retention = Retention(stores, config.prune)
         parts = ReplicaParts(
@@ -437,7 +472,7 @@ class Broker:
         recorder = self._recorder = EventRecorder(ring, self.keyspace)
         recorder.begin()
         stores.on_health = recorder.store_changed
-        local = LocalHeads(self.resolver, self.persister, self._id)
+        local = self.local_heads = LocalHeads(self.resolver, self.persister, self._id)
         heads = Heads(self.keyspace, self._id, local, members, service.read)
         pages = JournalPages(self.listing, heads, max_replication=config.max_replication)
         self.views = ClusterViews(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from gazette_sdk.broker.fragments.index import Index, QueryResult
+from gazette_sdk.broker.metrics import CarriedBytes
 from gazette_sdk.broker.spool.files import ContentFile
 from gazette_sdk.errors import ClosedError, FragmentNotFoundError
 from gazette_sdk.fragment.content import FragmentReader, open_fragment
@@ -60,10 +61,12 @@ class ReadServer:
 
     Args:
         stores: of the process.
+        carried: counts bytes that are read.
     """
 
-    def __init__(self, stores: StoreRegistry) -> None:
+    def __init__(self, stores: StoreRegistry, carried: CarriedBytes | None = None) -> None:
         self._stores = stores
+        self._carried = carried or CarriedBytes()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="read")
 
     def close(self) -> None:
@@ -107,6 +110,7 @@ class ReadServer:
             end = min(result.fragment.end, end_offset or result.fragment.end)
             if result.file is not None:
                 file, position = result.file, result.offset - result.fragment.begin
+                self._carried.read += end - result.offset
                 yield FileSpan(file.fd, position, end - result.offset, response, file)
             else:
                 yield response
@@ -114,6 +118,7 @@ class ReadServer:
                 try:
                     async with aclosing(stored) as chunks:
                         async for chunk in chunks:
+                            self._carried.read += len(chunk)
                             yield chunk
                 except FragmentNotFoundError:
                     # It was removed since the stores were listed. The client's next read skips it.

@@ -275,6 +275,8 @@ def configuration_of(settings: BrokerSettings, etcd: EtcdSettings, endpoint: str
         allow_stores=settings.allow_store,
         auto_suspend=settings.auto_suspend,
         prune=settings.prune,
+        consumers_prefix=settings.consumers_prefix,
+        applications=settings.applications,
         peer_tls=Tls(
             trusted_ca_file=settings.peer_ca_file,
             cert_file=settings.peer_cert_file,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -99,6 +99,10 @@ class StoreRegistry:
                 on_change=self._report_health,
             )
         return self._health[url]
+
+    def healths(self) -> Sequence[StoreHealth]:
+        """Return the healths of all stores that are checked."""
+        return list(self._health.values())
 
     @asynccontextmanager
     async def temporary_health(self, url: str) -> AsyncIterator[StoreHealth]:

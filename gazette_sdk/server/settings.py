@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from gazette_sdk.errors import ConfigurationError, GazetteError
 from gazette_sdk.protocol.authorization import check_key_lengths
+from gazette_sdk.protocol.names import validate_endpoint
 from gazette_sdk.protocol.rules import validate_suffix, validate_zone
 from gazette_sdk.server.options import Group, Option, Seconds, Settings
 
@@ -353,6 +354,40 @@ class BrokerSettings(MemberSettings):
             "When an append is acknowledged: once every replica has it, or has it on disk",
         ),
     ] = "replicated"
+    consumers_prefix: Annotated[
+        EtcdPrefix,
+        Option(
+            "ConsumersPrefix",
+            "Prefix in Etcd below which applications have their keys, for the list of members and "
+            "the report",
+        ),
+    ] = "/gazette/consumers"
+    application: Annotated[
+        tuple[str, ...],
+        Option(
+            "Application",
+            "NAME=URL of a process of an application that Etcd does not show to this broker, for "
+            "the list of members and the report; repeatable",
+        ),
+    ] = ()
+
+    @property
+    def applications(self) -> tuple[tuple[str, str], ...]:
+        """Names and URLs of applications."""
+        parts = (each.partition("=") for each in self.application)
+        return tuple((name, url) for name, _, url in parts)
+
+    @model_validator(mode="after")
+    def _applications_have_urls(self) -> Self:
+        for name, url in self.applications:
+            try:
+                validate_endpoint(url)
+            except GazetteError as error:
+                raise ValueError(
+                    f"--broker.application {name}={url}: {error}; write NAME=URL, such as "
+                    "totals=http://consumer-1:8081"
+                ) from None
+        return self
 
     @model_validator(mode="after")
     def _file_only_has_a_root(self) -> Self:

@@ -28,7 +28,14 @@ from gazette_sdk.errors import GazetteError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability
 from gazette_sdk.protocol.fragments import content_name, digest_of
-from gazette_sdk.protocol.rules import EVENTS_RPC, HEADS_RPC, JOURNALS_PAGE_RPC, validate
+from gazette_sdk.protocol.rules import (
+    EVENTS_RPC,
+    HEADS_RPC,
+    JOURNALS_PAGE_RPC,
+    MEMBERS_RPC,
+    REPORT_RPC,
+    validate,
+)
 from gazette_sdk.server.authorization import FOREIGN_CHUNK_BYTES, Call
 from gazette_sdk.server.grpc_server import Method
 from gazette_sdk.server.http import (
@@ -164,6 +171,8 @@ def cluster_json_methods(methods: Iterable[Method]) -> Mapping[str, JsonStream |
     every = {
         "/v1/journals/page": (JOURNALS_PAGE_RPC, listed, BODY_BYTES_MAX),
         "/v1/journals/heads": (HEADS_RPC, Capability.READ, HEADS_BYTES_MAX),
+        "/v1/cluster/members": (MEMBERS_RPC, listed, BODY_BYTES_MAX),
+        "/v1/cluster/report": (REPORT_RPC, listed, BODY_BYTES_MAX),
     }
     calls: dict[str, JsonStream | JsonUnary] = {
         path: JsonUnary(

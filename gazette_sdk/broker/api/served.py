@@ -18,9 +18,14 @@ from gazette_sdk.broker.api.fronts import (
 )
 from gazette_sdk.broker.api.http_gateway import HttpGateway, cluster_json_methods, json_methods
 from gazette_sdk.broker.process import PERSIST_TIMEOUT_S, Broker, BrokerConfig
+from gazette_sdk.broker.views.members import ClusterMembers
+from gazette_sdk.broker.views.report import ClusterReport
+from gazette_sdk.protocol.rules import MEMBERS_RPC, REPORT_RPC
 from gazette_sdk.retries import run_together
+from gazette_sdk.server.grpc_server import Method
 from gazette_sdk.server.http import Target
 from gazette_sdk.server.json_gateway import JsonGateway
+from gazette_sdk.server.members import AT_PREFIX, MemberGateway
 from gazette_sdk.server.process import STOP_GRACE_S, Server, raise_open_files_limit
 
 DEV_PATH = "/v1/dev"
@@ -59,6 +64,7 @@ class ServedBroker:
         self._waits_for_routes = waits_for_routes
         self._tells_etcd = tells_etcd
         self._guard: GuardedJournals | None = None
+        self._members: ClusterMembers | None = None
 
     @property
     def ended(self) -> asyncio.Future[None]:
@@ -89,12 +95,34 @@ class ServedBroker:
                 service, self.broker.authority, limits=limits, audited=audited
             )
             service = self._guard
-        views = guarded_methods(self.broker.views.methods(), self._guard)
+        carried = self.broker.carried
+        self.server.lag.counters = lambda: (carried.appended, carried.read)
+        members = self._members = ClusterMembers(self.broker, self.server.lag)
+        report = ClusterReport(self.broker, members)
+        views = guarded_methods(
+            [
+                *self.broker.views.methods(),
+                Method(MEMBERS_RPC, members.answer),
+                Method(REPORT_RPC, report.answer),
+            ],
+            self._guard,
+        )
         self.server.grpc.add([*journal_methods(service), *views])
         self.server.stream.add(stream_methods(service))
         self.server.stream.introduce(self.broker.config.zone, self.broker.config.suffix)
         if self._tells_etcd:
             self.server.http.mount(DEV_PATH, self._tell_etcd)
+        self.server.http.mount(
+            AT_PREFIX,
+            MemberGateway(
+                members.find,
+                endpoint=self.endpoint,
+                authority=self.broker.authority,
+                tls=members.tls_context,
+                limits=limits,
+                allow_origins=self._allow_origins,
+            ),
+        )
         self.server.http.mount(
             "/v1/",
             JsonGateway(
@@ -124,5 +152,7 @@ class ServedBroker:
         await run_together(
             self.broker.stop(persist_timeout_s=persist_timeout_s), self.server.stop(grace_s)
         )
+        if self._members is not None:
+            await self._members.aclose()
         if self._guard is not None:
             self._guard.audit.close()

@@ -44,6 +44,7 @@ from gazette_sdk.broker.append.preconditions import (
     write_suspend,
 )
 from gazette_sdk.broker.failover.pause_guard import KnownLease
+from gazette_sdk.broker.metrics import CarriedBytes
 from gazette_sdk.broker.recovery.routes import unlisted_text, waiting_text
 from gazette_sdk.broker.replica import ReadyRoute, Replica
 from gazette_sdk.broker.replication.peer_stream import Answer, PeerStreams
@@ -90,6 +91,7 @@ class Appends:
         stored_end: returns the offset up to which a journal was stored when its last broker left;
             0 if that is not known, or somebody continued it since.
         refusal: returns why a journal that we lead takes no append now; empty if it does.
+        carried: counts appended bytes.
         now: Unix time, in seconds.
     """
 
@@ -105,6 +107,7 @@ class Appends:
     record_route: RecordRoute = lambda *_: ()
     refusal: Callable[[str], str] = lambda _: ""
     stored_end: Callable[[str], int] = lambda _: 0
+    carried: CarriedBytes = field(default_factory=CarriedBytes)
     now: Callable[[], float] = field(default=time.time)
 
     async def append(
@@ -628,6 +631,7 @@ class _Append:
         response = pb.AppendResponse(status=self._status, header=self._resolution.header)
         if self._status == pb.OK:
             response.commit.CopyFrom(self._commit)
+            self._shared.carried.appended += self._commit.end - self._commit.begin
             response.registers.CopyFrom(self._registers)
             response.total_chunks = self._total_chunks
             response.delayed_chunks = self._delayed_chunks

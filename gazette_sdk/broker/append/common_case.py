@@ -184,6 +184,7 @@ def append_now(
     if committed is None:
         return None
 
+    shared.carried.appended += len(content)
     response = pb.AppendResponse()  # keywords cost several times what assignments do
     response.registers.CopyFrom(registers)
     response.total_chunks = _MESSAGES

@@ -153,8 +153,8 @@ class LocalHeads:
             found.begin, found.size = extent.begin, extent.size_bytes
         unstored = index.unstored()
         found.unstored = unstored.length_bytes()
-        if unstored:
-            self._set_oldest(found, replica)
+        if unstored and (age_s := self._oldest_unstored_s(replica)) is not None:
+            found.oldest_unstored_s = age_s
         rate = self.rates.rate(journal, replica.create_revision, extent.head)
         if rate is not None:
             found.rate = rate
@@ -168,16 +168,23 @@ class LocalHeads:
         )
         return found
 
-    def _set_oldest(self, found: HeadOf, replica: Replica) -> None:
-        """Set the age of the oldest byte of spools, open or closed, that is in no store."""
+    def unstored(self, replica: Replica) -> tuple[int, float | None]:
+        """Return the bytes of a replica that are in no store, and the age of the oldest of them.
+
+        The age is None if there are none, or if it is not known.
+        """
+        length_bytes = replica.index.unstored().length_bytes()
+        return length_bytes, self._oldest_unstored_s(replica) if length_bytes else None
+
+    def _oldest_unstored_s(self, replica: Replica) -> float | None:
+        """Return the age of the oldest byte of spools, open or closed; None for none."""
         spools = self.persister.unstored(replica.journal, replica.create_revision)
         begun_s = [spool.first_append_time.timestamp() for spool in spools]
         if replica.index.spool_end() >= 0:
             open_s = replica.spool.peek().first_append_s
             if open_s is not None:
                 begun_s.append(open_s)
-        if begun_s:
-            found.oldest_unstored_s = max(0.0, self.now() - min(begun_s))
+        return max(0.0, self.now() - min(begun_s)) if begun_s else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -314,6 +314,10 @@ class JournalPages:
         await self._add_rows(response, lines, claims, call)
         return response
 
+    async def lines(self) -> Sequence[Line]:
+        """Return the lines of all journals; the same list while none has changed."""
+        return (await self._made_table()).lines
+
     async def _made_table(self) -> _Table:
         """Return the table of all journals, made again if it is old."""
         async with self._making:

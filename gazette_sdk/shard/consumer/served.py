@@ -6,7 +6,14 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from gazette_sdk.server.json_gateway import JsonGateway
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol import cluster_pb2 as clpb
+from gazette_sdk.protocol.authorization import Capability
+from gazette_sdk.protocol.rules import MEMBERS_RPC, unrouted_header
+from gazette_sdk.server.authorization import Call
+from gazette_sdk.server.grpc_server import Method
+from gazette_sdk.server.json_gateway import JsonGateway, JsonUnary
+from gazette_sdk.server.members import ProcessView, verify_view
 from gazette_sdk.server.process import STOP_GRACE_S, Server, raise_open_files_limit
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.consumer.config import ConsumerConfig
@@ -65,17 +72,47 @@ class ServedConsumer:
         raise_open_files_limit()
         await self.consumer.start()
         service = self.consumer.service
-        self.server.grpc.add((*shard_methods(service), *self.consumer.methods))
+        methods = (*self.consumer.methods, Method(MEMBERS_RPC, self._members))
+        self.server.grpc.add((*shard_methods(service), *methods))
         self.server.http.mount(
             "/v1/",
             JsonGateway(
-                {**json_methods(service), **state_methods(self.consumer.methods)},
+                {
+                    **json_methods(service),
+                    **state_methods(self.consumer.methods),
+                    "/v1/cluster/members": JsonUnary(
+                        Capability.LIST, clpb.MembersRequest, self._members, allows_get=True
+                    ),
+                },
                 authority=self.consumer.authority,
                 allow_origins=self._allow_origins,
             ),
         )
         self.server.http.mount("/", self.consumer.endpoints)
         await self.server.start()
+
+    async def _members(self, _request: clpb.MembersRequest, call: Call) -> clpb.MembersResponse:
+        """Return this process alone: brokers know the other members.
+
+        Raises:
+            UnauthenticatedError: the token lacks LIST, or has a selector.
+        """
+        consumer = self.consumer
+        verify_view(consumer.authority, call.authorization)
+        config, keyspace = consumer.config, consumer.keyspace
+        process_id = pb.ProcessSpec.ID(zone=config.zone, suffix=config.suffix)
+        process = ProcessView(
+            consumer.application.full_name, consumer.member, consumer.authority, self.server.lag
+        )
+        member = process.describe(pb.ProcessSpec(id=process_id, endpoint=config.endpoint))
+        entry = keyspace.member(config.zone, config.suffix)
+        if entry is not None:
+            member.limit, member.exiting = entry.value.shard_limit, entry.value.exiting
+        held = keyspace.local_assignments(config.zone, config.suffix)
+        member.replicas = len(held)
+        member.primaries = sum(each.slot == 0 for each in held)
+        header = unrouted_header(None if entry is None else process_id, keyspace.header)
+        return clpb.MembersResponse(header=header, members=[member])
 
     async def stop(self, *, grace_s: float = STOP_GRACE_S) -> None:
         """End both. Bounded.
