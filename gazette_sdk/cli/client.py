@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, asynccontextmanager
+import time
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 from gazette_sdk.cli.program import TimeoutSettings
@@ -12,8 +13,11 @@ from gazette_sdk.server.options import Group, Option, Seconds, Settings
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from google.protobuf.message import Message
+
     from gazette_sdk.cli.program import Invocation
     from gazette_sdk.protocol.authorization import Authorizer
+    from gazette_sdk.protocol.rules import Rpc
     from gazette_sdk.shard.consumer.client import ShardClient
     from gazette_sdk.transport.base import Transport
 
@@ -78,6 +82,17 @@ class ConnectionSettings(Settings):
                 cert_key_file=self.cert_key_file,
             ),
         }
+
+    def authorizer(self) -> Authorizer | None:
+        """Return what signs the calls, or has the token for them; None if there is neither."""
+        from gazette_sdk.protocol.authorization import (  # noqa: PLC0415 - lazy
+            FixedToken,
+            authority_for,
+        )
+
+        if self.auth_keys.strip():
+            return authority_for(self.auth_keys)
+        return FixedToken(self.auth_token) if self.auth_token else None
 
 
 class BrokerClientSettings(ConnectionSettings):
@@ -157,6 +172,52 @@ def open_broker(
     )
 
 
+async def call_cluster(invocation: Invocation, rpc: Rpc, request: Message, timeout_s: float) -> Any:
+    """Return the answer of a broker about the cluster as a whole.
+
+    Args:
+        invocation: the call of the command.
+        rpc: a call of one response. Its token has the capabilities LIST and READ.
+        request: the request.
+        timeout_s: longest time of the call.
+
+    Raises:
+        CallError: there is none; the code is UNIMPLEMENTED for brokers of other implementations.
+        ConfigurationError: the address, a certificate or a key is invalid.
+    """
+    from gazette_sdk.protocol import broker_pb2 as pb  # noqa: PLC0415 - lazy
+    from gazette_sdk.protocol.authorization import Capability  # noqa: PLC0415 - lazy
+    from gazette_sdk.transport.grpc import GrpcWire  # noqa: PLC0415 - lazy
+    from gazette_sdk.transport.wire import (  # noqa: PLC0415 - lazy
+        MAX_RECEIVE_BYTES,
+        RECONNECT_BACKOFF_MAX_S,
+        SERVICE,
+        Destination,
+        WireOptions,
+    )
+
+    options = invocation.settings(BROKER_CLIENT)
+    address = check_address(options.address, "with --broker.address or in GAZETTE_ADDRESS")
+    rights = Capability.LIST | Capability.READ
+    authorizer = options.authorizer()
+    token = None
+    if authorizer is not None:
+        token = authorizer.header(rights, pb.LabelSelector(), timeout_s, time.time())
+    wire = GrpcWire(
+        WireOptions(
+            address=address,
+            tls=options.connect_options()["tls"],
+            max_receive_bytes=MAX_RECEIVE_BYTES,
+            reconnect_backoff_max_s=RECONNECT_BACKOFF_MAX_S,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            read_chunk_bytes=None,
+            call_timeout_s=timeout_s,
+        )
+    )
+    async with aclosing(wire):
+        return await wire.call(Destination(rpc, None, SERVICE, address, token), request)
+
+
 @asynccontextmanager
 async def open_consumer(invocation: Invocation) -> AsyncIterator[ShardClient]:
     """Open a client of consumer processes that a tool's options describe.
@@ -211,18 +272,12 @@ def _consumer_address(text: str) -> str:
 
 
 def _consumer_client(invocation: Invocation, address: str) -> ShardClient:
-    from gazette_sdk.protocol.authorization import FixedToken, authority_for  # noqa: PLC0415 - lazy
     from gazette_sdk.shard.consumer.client import ShardClient  # noqa: PLC0415 - lazy
 
     options = invocation.settings(CONSUMER_CLIENT)
-    authorizer: Authorizer | None = None
-    if options.auth_keys.strip():
-        authorizer = authority_for(options.auth_keys)
-    elif options.auth_token:
-        authorizer = FixedToken(options.auth_token)
     return ShardClient(
         address,
-        authorizer=authorizer,
+        authorizer=options.authorizer(),
         tls=options.connect_options()["tls"],
         connect_timeout_s=CONNECT_TIMEOUT_S,
     )

@@ -15,7 +15,7 @@ from gazette_sdk.cli.client import (
 from gazette_sdk.cli.completion import completion_command
 from gazette_sdk.cli.journals.commands import COMMANDS as JOURNALS
 from gazette_sdk.cli.program import Command, Program
-from gazette_sdk.cli.settings import ATTACH_UUIDS, PRINT_CONFIG
+from gazette_sdk.cli.settings import ATTACH_UUIDS, LIST_BROKERS, PRINT_CONFIG, REPORT
 from gazette_sdk.cli.shards.commands import COMMANDS as SHARDS
 from gazette_sdk.cli.shards.commands import CONSUMERS, TOPICS
 from gazette_sdk.server.options import Group
@@ -47,6 +47,47 @@ _ATTACH_UUIDS = Command(
     completes="files",
 )
 
+_BROKERS = Command(
+    "brokers list",
+    "List the brokers of the cluster",
+    "gazette_sdk.cli.cluster:run_brokers",
+    (LIST_BROKERS,),
+    details=(
+        "REPLICAS is the number of journals that a broker holds, of those it takes at most. LEASE "
+        "is the time until its lease in Etcd ends unless it is renewed, which it is at two thirds. "
+        "LAG is the longest time for which its event loop was held in the last ten seconds. STATE "
+        "is ok, exiting (it drains), silent (it does not answer) or refused (it does not accept "
+        "the token).\n\n"
+        "What is not known is shown as -, and null in JSON. Brokers of other implementations do "
+        "not describe themselves: a broker of this one at --broker.address lists them with what "
+        "Etcd says; one of another implementation shows only brokers that hold journals.\n\n"
+        "It needs a token without a selector that may LIST."
+    ),
+    examples=(
+        ("gazctl brokers list", "all brokers of the cluster"),
+        ("gazctl brokers list -o json", "with keys, clocks and rates, for scripts"),
+    ),
+)
+
+_REPORT = Command(
+    "report",
+    "Show the state of the cluster, and what needs attention",
+    "gazette_sdk.cli.cluster:run_report",
+    (REPORT,),
+    details=(
+        "Shows how many brokers, journals, stores and shards there are, their rates, and each "
+        "problem with a command that shows more or mends it. A broker asks all members for it.\n\n"
+        "Its exit status is 0 if nothing needs attention, 1 for warnings, and 2 for errors, or if "
+        "there is no report.\n\n"
+        "It needs a token without a selector that may LIST; rates, and bytes that are in no store, "
+        "are shown to those that may READ, too."
+    ),
+    examples=(
+        ("gazctl report", "on one screen"),
+        ("gazctl report -o json || page-someone", "for scripts"),
+    ),
+)
+
 _PRINT_CONFIG = Command(
     "print-config",
     "Print the effective configuration as an INI file",
@@ -64,6 +105,8 @@ GAZCTL = Program(
         *SHARDS,
         *CONSUMERS,
         *TOPICS,
+        _BROKERS,
+        _REPORT,
         _ATTACH_UUIDS,
         _PRINT_CONFIG,
         completion_command("gazctl"),
@@ -74,6 +117,8 @@ GAZCTL = Program(
         "shards": _SHARDS,
         "consumers": _SHARDS,
         "topics": _SHARDS,
+        "brokers": (BROKER_CLIENT, ZONE, _JOURNALS_LOGGING),
+        "report": (BROKER_CLIENT, ZONE, _JOURNALS_LOGGING),
     },
     aliases=ADDRESS_ALIASES,
     sibling="gazette_sdk.cli.gazette:GAZETTE",

@@ -46,11 +46,23 @@ from gazette_sdk.server.settings import LoggingSettings
 TERMINATION_LOG = Path("/dev/termination-log")
 """If this file exists, a supervisor (Kubernetes) reads from it why a process ended."""
 
+FAILED = 1
+"""Exit status of a command that failed, and of a wrong command line."""
+
+TIMED_OUT = 124
+"""Exit status of a command that ``--timeout`` ended, as of timeout(1)."""
+
 _log = logging.getLogger("gazette_sdk.cli")
 
 
 class CommandFailedError(GazetteError):
-    """Failure of a command, which ends with a status other than zero."""
+    """Failure of a command, which ends with a status other than zero.
+
+    Attributes:
+        exit_status: exit status of the program.
+    """
+
+    exit_status = FAILED
 
 
 class TimedOutError(CommandFailedError):
@@ -61,6 +73,8 @@ class TimedOutError(CommandFailedError):
         timeout_s: its longest time.
         detail: what is known about its work; empty for nothing.
     """
+
+    exit_status = TIMED_OUT
 
     def __init__(self, command: str, timeout_s: float, detail: str = "") -> None:
         limit = format_duration(round(timeout_s * SECOND_NS))
@@ -306,13 +320,6 @@ class Invocation:
         return self.sources.environ
 
 
-FAILED = 1
-"""Exit status of a command that failed, and of a wrong command line."""
-
-TIMED_OUT = 124
-"""Exit status of a command that ``--timeout`` ended, as of timeout(1)."""
-
-
 @dataclass(frozen=True)
 class Program:
     """A program with commands.
@@ -366,7 +373,7 @@ class Program:
             return FAILED
         except (GazetteError, OSError) as error:
             report(self.name, error, in_log=in_log)
-            return TIMED_OUT if isinstance(error, TimedOutError) else FAILED
+            return error.exit_status if isinstance(error, CommandFailedError) else FAILED
         except KeyboardInterrupt:
             return INTERRUPTED
         return 0

@@ -140,8 +140,18 @@ class DevControlSettings(TimeoutSettings):
     ] = "table"
 
 
+class ClusterFormatSettings(Settings):
+    """Options of ``brokers list`` and ``report``."""
+
+    format: Annotated[Literal["table", "json"], Option("Format", "Output format", short="o")] = (
+        "table"
+    )
+
+
 ATTACH_UUIDS = Group("attach-uuids", AttachUuidsSettings)
 PRINT_CONFIG = Group("print-config", PrintConfigSettings)
+LIST_BROKERS = Group("brokers.list", ClusterFormatSettings)
+REPORT = Group("report", ClusterFormatSettings)
 DEV = Group("dev", DevSettings)
 DEV_CONTROL = Group("dev", DevControlSettings)
 
