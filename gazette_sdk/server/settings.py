@@ -383,10 +383,14 @@ class BrokerSettings(MemberSettings):
             try:
                 validate_endpoint(url)
             except GazetteError as error:
+                reason = str(error)
+            else:
+                reason = "" if name else "it has no name"
+            if reason:
                 raise ValueError(
-                    f"--broker.application {name}={url}: {error}; write NAME=URL, such as "
+                    f"--broker.application {name}={url}: {reason}; write NAME=URL, such as "
                     "totals=http://consumer-1:8081"
-                ) from None
+                )
         return self
 
     @model_validator(mode="after")

@@ -17,7 +17,8 @@ COMPLETED = [
     (
         ["gazctl", ""],
         [
-            *("attach-uuids", "completion", "consumers", "journals", "print-config", "shards"),
+            *("attach-uuids", "brokers", "completion", "consumers", "journals", "print-config"),
+            *("report", "shards"),
             "topics",
         ],
     ),

@@ -4,7 +4,7 @@ import pytest
 
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.server.options import Sources, load, print_config
-from gazette_sdk.server.settings import BROKER, DEBUG, ETCD, LOGGING, pet_name
+from gazette_sdk.server.settings import BROKER, DEBUG, ETCD, LOGGING, BrokerSettings, pet_name
 
 OPTIONS = [
     # option, INI key, environment, default
@@ -39,6 +39,13 @@ OPTIONS = [
     ("broker.prune", "Prune", "BROKER_PRUNE", "true"),
     ("broker.spool-dir", "SpoolDir", "BROKER_SPOOL_DIR", ""),
     ("broker.durability", "Durability", "BROKER_DURABILITY", "replicated"),
+    (
+        "broker.consumers-prefix",
+        "ConsumersPrefix",
+        "BROKER_CONSUMERS_PREFIX",
+        "/gazette/consumers",
+    ),
+    ("broker.application", "Application", "BROKER_APPLICATION", ()),
     ("etcd.address", "Address", "ETCD_ADDRESS", "http://localhost:2379"),
     ("etcd.cert-file", "CertFile", "ETCD_CERT_FILE", ""),
     ("etcd.cert-key-file", "CertKeyFile", "ETCD_CERT_KEY_FILE", ""),
@@ -167,3 +174,14 @@ def test_the_advertised_host_is_this_machine_by_default():
 def test_what_cannot_be_used_is_refused_by_the_name_of_its_option(group, option, value, text):
     with pytest.raises(ConfigurationError, match=f"^--{option}: .*{text}"):
         load(group, Sources(arguments={option: [value]}))
+
+
+def test_applications_have_a_name_and_the_address_of_a_process():
+    given = BrokerSettings(application=("totals=http://totals:80", "rides=unix://host/run/rides"))
+    assert given.applications == (
+        ("totals", "http://totals:80"),
+        ("rides", "unix://host/run/rides"),
+    )
+    for wrong in ("totals", "totals=", "totals=no-url", "http://totals:80", "=http://a:80"):
+        with pytest.raises(ValueError, match="write NAME=URL"):
+            BrokerSettings(application=(wrong,))
