@@ -489,8 +489,8 @@ def message_json(
     names, values, encoders = _plan(message.DESCRIPTOR)
     encoded = dict(zip(names, values(message), strict=True))
     for name, encode, is_ours in encoders:
-        if rows and name in rows:
-            encoded[name] = rows[name]
+        if rows and (known := rows.get(name)):
+            encoded[name] = known
             continue
         found = encoded[name] = encode(message, encoded[name])
         if found is _ABSENT or (is_ours and not found):
