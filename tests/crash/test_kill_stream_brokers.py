@@ -24,7 +24,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.append.appender import AppendService, AsyncAppend
 
-KILLS = int(os.environ.get("GAZETTE_KILLS", "10"))
+KILLS = int(os.environ.get("GAZETTE_KILLS", "5"))
 CONNECTIONS = 4
 SEED = 11
 PROGRESS_TIMEOUT_S = 60.0

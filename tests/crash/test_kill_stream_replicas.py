@@ -32,7 +32,7 @@ from gazette_sdk.protocol.stream_frames import CONTENT_BYTES_MAX
 from support.etcd import EtcdFixture, run
 from support.raw_stream import RawStream, append_frames, head_of
 
-KILLS = int(os.environ.get("GAZETTE_KILLS", "6"))
+KILLS = int(os.environ.get("GAZETTE_KILLS", "4"))
 BROKERS = ("broker-1", "broker-2", "broker-3")
 ROUNDS = max(1, KILLS // 2)
 NAME = "replicated/journal"

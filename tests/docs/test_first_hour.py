@@ -72,7 +72,8 @@ def with_shards(environment: Path) -> Path:
 def install(python: Path, *wanted: str) -> None:
     pip = [sys.executable, "-m", "pip", "--python", str(python)]
     constraints = str(ROOT / "constraints.txt")
-    run([*pip, "install", "-q", "-c", constraints, *wanted], python.parent)
+    # Without --no-compile each module of all packages is compiled, and few of them are imported.
+    run([*pip, "install", "-q", "--no-compile", "-c", constraints, *wanted], python.parent)
 
 
 def run(command: list[str], directory: Path, **more: str) -> str:

@@ -15,10 +15,11 @@ import pytest
 
 from simulation.checker import Promise
 from simulation.plants import PLANTS
+from simulation.run import HASH_SEED
 
 TESTS = Path(__file__).parents[1]
 
-SEEDS = "1-150"
+SEEDS = ["1-75", pytest.param("76-1000", marks=pytest.mark.long)]
 """Seeds of a run of the suite. The program itself runs any number."""
 
 LOSS = (Promise.OFFSETS, Promise.ORDER, Promise.READABLE, Promise.STORED)
@@ -40,8 +41,19 @@ BROKEN_BY = {
 """Promises that each planted bug breaks."""
 
 
-FIRST = {"late-listings": 260, "suspensions-unnoticed": 99, "trusted-clocks": 431}
-"""First seed for a bug that takes long to be found: before it no seed of the thousand does."""
+FIRST = {
+    "any-etcd": 7,
+    "early-acknowledgements": 14,
+    "early-reads": 34,
+    "kept-places": 17,
+    "late-listings": 260,
+    "names-of-objects": 30,
+    "no-sync": 112,
+    "suspensions-unnoticed": 99,
+    "trusted-clocks": 431,
+    "unasked-deposals": 18,
+}
+"""First seed for a bug: before it no seed of the thousand finds it."""
 
 
 def simulate(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -49,7 +61,8 @@ def simulate(*arguments: str, **environment: str) -> subprocess.CompletedProcess
     path = os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [sys.executable, "-m", "simulation.run", *arguments],
-        env={**os.environ, "PYTHONPATH": path, **environment},
+        # With the program's own hash seed, it does not begin once more.
+        env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": HASH_SEED, **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -64,8 +77,9 @@ def failing_seeds(output: str) -> list[int]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.slow
-def test_no_promise_is_broken() -> None:
-    run = simulate("--jobs", "2", SEEDS)
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_no_promise_is_broken(seeds: str) -> None:
+    run = simulate("--jobs", "2", seeds)
     assert run.returncode == 0, run.stdout + run.stderr
 
 
