@@ -165,4 +165,5 @@ def run_page(page: Path, environment: Path, directory: Path) -> str:
     }
     program = directory / "run_a_page.py"
     program.write_text(RUN_A_PAGE, encoding="utf-8")
-    return run([str(environment / "python"), str(program), str(page)], directory, **settings)
+    command = [str(environment / "python"), "-W", "error", str(program), str(page)]
+    return run(command, directory, **settings)

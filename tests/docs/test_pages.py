@@ -12,9 +12,19 @@ from support.pages import PageRun, blocks_of, commands_of, page_id, pages
 
 pytest_plugins = ["support.spark"]
 
+FIRST_HOURS = ("application.md", "tutorial.md")
+"""Pages whose blocks ``test_first_hour`` runs in the same way, with the built wheel."""
+
+PAGES = [
+    pytest.param(
+        page, id=page_id(page), marks=[pytest.mark.long] if page_id(page) in FIRST_HOURS else []
+    )
+    for page in pages()
+]
+
 
 @pytest.mark.timeout(600)  # Spark starts many processes, which takes minutes on a busy machine
-@pytest.mark.parametrize("page", pages(), ids=page_id)
+@pytest.mark.parametrize("page", PAGES)
 def test_the_examples_of_a_page_run_in_order(
     page: Path,
     gazette_cluster: Callable[[int], EmbeddedCluster],
