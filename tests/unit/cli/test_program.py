@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
+import subprocess
+import sys
 
 import pytest
 
@@ -360,3 +363,22 @@ def test_the_termination_log_gets_the_error(gazctl, monkeypatch):
     monkeypatch.setattr(failure, "TERMINATION_LOG", path)
     outcome = gazctl("journals", "list", "-l", "a b c")
     assert path.read_text().strip() == outcome.stderr.removeprefix("gazctl: ").strip()
+
+
+def test_a_program_leaves_what_it_imported_out_of_garbage_collection():
+    program = (
+        "import gc, sys\n"
+        "from gazette_sdk.cli.gazctl import main\n"
+        "sys.argv = ['gazctl', 'completion', 'bash']\n"
+        "assert main() == 0\n"
+        "assert gc.isenabled()\n"
+        "assert gc.get_freeze_count() > 10_000\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)
+
+
+def test_a_command_within_another_program_leaves_its_garbage_collection_as_it_is(gazctl):
+    before = gc.get_freeze_count()
+    gazctl.ok("completion", "bash")
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == before
