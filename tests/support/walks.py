@@ -197,9 +197,10 @@ def consume() -> None:
             publisher.publish(Order("ada", 1)).result(WAIT_S)
             time.sleep(0.3)
         sys.setprofile(None)  # what the publisher enters is another walk
-        with PROFILE.on():
-            publisher.publish(Order("ada", 1)).result(WAIT_S)
-            time.sleep(0.3)
+        for _ in range(5):
+            with PROFILE.on():
+                publisher.publish(Order("ada", 1)).result(WAIT_S)
+                time.sleep(0.3)
 
 
 def spark() -> None:
