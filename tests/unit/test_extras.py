@@ -32,7 +32,7 @@ IN_A_TERMINAL = [
     (MAIN.format("gazette", "run-consumer this:app"), "google_crc32c", "shards"),
     (MAIN.format("gazette", "spark transactions list"), "pyspark", "spark"),
     (MAIN.format("gazette", "spark transactions complete a-writer"), "pyspark", "spark"),
-    (MAIN.format("gazctl", "shards list"), "google_crc32c", "shards"),
+    (MAIN.format("gazctl", "shards prune --dry-run -l a=b"), "google_crc32c", "shards"),
 ]
 
 
