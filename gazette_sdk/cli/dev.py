@@ -137,7 +137,8 @@ class DevProcesses:
 
 _HOW_TO = """\
 Gazette is running at {address}
-{others}Everything is kept in {data}; Ctrl-C stops it. `gazette dev` continues with that data.
+{others}  with its console at {address}/console/
+Everything is kept in {data}; Ctrl-C stops it. `gazette dev` continues with that data.
 
   Create a journal:
     gazctl journals create{flag} examples/hello --partitions 0

@@ -13,6 +13,7 @@ from gazette_sdk.cli.client import (
     ZONE,
 )
 from gazette_sdk.cli.completion import completion_command
+from gazette_sdk.cli.console import ADDRESS as CONSOLE
 from gazette_sdk.cli.journals.commands import COMMANDS as JOURNALS
 from gazette_sdk.cli.program import Command, Program
 from gazette_sdk.cli.settings import ATTACH_UUIDS, LIST_BROKERS, PRINT_CONFIG, REPORT
@@ -107,6 +108,7 @@ GAZCTL = Program(
         *TOPICS,
         _BROKERS,
         _REPORT,
+        CONSOLE,
         _ATTACH_UUIDS,
         _PRINT_CONFIG,
         completion_command("gazctl"),

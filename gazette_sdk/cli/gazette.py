@@ -6,6 +6,7 @@ import sys
 
 from gazette_sdk.cli.client import ADDRESS_ALIASES, BrokerClientSettings
 from gazette_sdk.cli.completion import completion_command
+from gazette_sdk.cli.console import SERVE as CONSOLE
 from gazette_sdk.cli.program import Command, Program
 from gazette_sdk.cli.settings import (
     BENCH,
@@ -249,6 +250,7 @@ GAZETTE = Program(
         _RUN_CONSUMER,
         _DEV,
         *_CONTROLS,
+        CONSOLE,
         _BENCH,
         _SIMULATE,
         *SPARK_COMMANDS,

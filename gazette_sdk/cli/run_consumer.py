@@ -91,6 +91,7 @@ async def run(invocation: Invocation) -> None:
                 application,
                 transport,
                 allow_origins=settings.allow_origin,
+                has_console=settings.console == "on",
             )
             sys.stdout.write(
                 f"Shards of {application.full_name} are served at {consumer.endpoint}\n"

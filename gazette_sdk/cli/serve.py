@@ -171,6 +171,7 @@ async def run(invocation: Invocation) -> None:
             lambda endpoint: configuration_of(settings, etcd, endpoint),
             allow_origins=settings.allow_origin,
             tells_etcd=is_of_dev,
+            has_console=settings.console == "on",
         )
         reloading = asyncio.create_task(_reloaded_files(broker, given).run())
         try:

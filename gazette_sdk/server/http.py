@@ -197,6 +197,15 @@ def text_error(status: int, text: str) -> web.Response:
     return response
 
 
+def accepts_gzip(request: web.Request) -> bool:
+    """Return True if a client wants gzip; not for a refusal of it by a weight of zero."""
+    for offered in request.headers.get(hdrs.ACCEPT_ENCODING, "").lower().split(","):
+        name, _, weight = offered.replace(" ", "").partition(";")
+        if name == "gzip":
+            return weight.rstrip(".0") != "q="
+    return False
+
+
 def is_local_name(host: str | None, names: Container[str] = ()) -> bool:
     """Return True if a ``Host`` header is absent, or a name of this machine's loopback.
 

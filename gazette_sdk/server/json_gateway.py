@@ -42,7 +42,7 @@ from gazette_sdk.errors import CallError, GazetteError, UnauthenticatedError
 from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability
 from gazette_sdk.protocol.rules import OWN_FIELDS_FROM, is_non_null
 from gazette_sdk.server.authorization import Call
-from gazette_sdk.server.http import Target
+from gazette_sdk.server.http import Target, accepts_gzip
 from gazette_sdk.server.listener import peer_of
 
 BODY_BYTES_MAX = 16 << 10
@@ -296,7 +296,7 @@ class _Body:
     def __init__(self, request: web.Request, response: web.StreamResponse) -> None:
         self._response = response
         self._gzip = None
-        if _accepts_gzip(request):
+        if accepts_gzip(request):
             response.headers.update(_GZIP_HEADERS)
             self._gzip = _gzip_compressor()
 
@@ -314,15 +314,6 @@ class _Body:
 
 
 _GZIP_HEADERS = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
-
-
-def _accepts_gzip(request: web.Request) -> bool:
-    """Return True if a client wants gzip; not for a refusal of it by a weight of zero."""
-    for offered in request.headers.get("Accept-Encoding", "").lower().split(","):
-        name, _, weight = offered.replace(" ", "").partition(";")
-        if name == "gzip":
-            return weight.rstrip(".0") != "q="
-    return False
 
 
 def _gzip_compressor() -> Any:
@@ -405,7 +396,7 @@ async def _unary(
     rows = await _encode_rows(message)
     headers = {"Grpc-Metadata-Content-Type": "application/grpc", **cors}
     body = _json(message_json(message, rows))
-    if _accepts_gzip(request):
+    if accepts_gzip(request):
         compressor = _gzip_compressor()
         headers |= _GZIP_HEADERS
         body = await asyncio.to_thread(lambda: compressor.compress(body) + compressor.flush())

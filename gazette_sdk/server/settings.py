@@ -247,6 +247,9 @@ class MemberSettings(ProcessSettings):
         Option("Limit", "Greatest number of journal replicas, or shards, that this process takes"),
         Field(ge=0, le=131072),
     ] = 1024
+    console: Annotated[
+        Literal["on", "off"], Option("Console", "Serve the web console at /console/")
+    ] = "on"
     watch_delay_s: Annotated[
         Seconds, Option("WatchDelay", "How long changes in Etcd are gathered"), Field(ge=0)
     ] = 0.03

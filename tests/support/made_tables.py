@@ -27,6 +27,7 @@ ROOMS = (
     PACKAGE / "cluster",
     PACKAGE / "transport",
     PACKAGE / "server",
+    PACKAGE / "console",
     PACKAGE / "message",
     PACKAGE / "journals",
     PACKAGE / "broker",

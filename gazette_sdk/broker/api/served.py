@@ -20,6 +20,7 @@ from gazette_sdk.broker.api.http_gateway import HttpGateway, cluster_json_method
 from gazette_sdk.broker.process import PERSIST_TIMEOUT_S, Broker, BrokerConfig
 from gazette_sdk.broker.views.members import ClusterMembers
 from gazette_sdk.broker.views.report import ClusterReport
+from gazette_sdk.console.mount import PREFIX, console
 from gazette_sdk.protocol.rules import MEMBERS_RPC, REPORT_RPC
 from gazette_sdk.retries import run_together
 from gazette_sdk.server.grpc_server import Method
@@ -45,6 +46,7 @@ class ServedBroker:
         waits_for_routes: the HTTP gateway waits a moment for the brokers of a new journal.
         tells_etcd: answer ``GET /v1/dev`` with the address of Etcd, by which consumers of a
             cluster for development find it.
+        has_console: serve the web console at ``/console/``.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class ServedBroker:
         allow_origins: Iterable[str] = (),
         waits_for_routes: bool = False,
         tells_etcd: bool = False,
+        has_console: bool = True,
     ) -> None:
         self.server = server
         self.endpoint = server.bind()
@@ -63,6 +66,7 @@ class ServedBroker:
         self._allow_origins = tuple(allow_origins)
         self._waits_for_routes = waits_for_routes
         self._tells_etcd = tells_etcd
+        self._has_console = has_console
         self._guard: GuardedJournals | None = None
         self._members: ClusterMembers | None = None
 
@@ -131,6 +135,8 @@ class ServedBroker:
                 allow_origins=self._allow_origins,
             ),
         )
+        if self._has_console:
+            self.server.http.mount(PREFIX, console("broker"))
         gateway = HttpGateway(service, waits_for_routes=self._waits_for_routes)
         self.server.http.mount("/", with_call_limit(gateway))
         await self.server.start()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from gazette_sdk.console.mount import PREFIX, console
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol.authorization import Capability
@@ -31,6 +32,7 @@ class ServedConsumer:
         application: the application.
         transport: to the journals.
         allow_origins: web origins which may use the JSON gateway.
+        has_console: serve the web console at ``/console/``.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class ServedConsumer:
         transport: Transport,
         *,
         allow_origins: Iterable[str] = (),
+        has_console: bool = True,
     ) -> None:
         self.server = server
         self.endpoint = server.bind()
@@ -48,6 +51,7 @@ class ServedConsumer:
         server.require_tokens(self.consumer.authority)
         server.debug_pages.unready = lambda: self.consumer.unready
         self._allow_origins = tuple(allow_origins)
+        self._has_console = has_console
 
     @property
     def ended(self) -> asyncio.Future[None]:
@@ -88,6 +92,8 @@ class ServedConsumer:
                 allow_origins=self._allow_origins,
             ),
         )
+        if self._has_console:
+            self.server.http.mount(PREFIX, console("consumer"))
         self.server.http.mount("/", self.consumer.endpoints)
         await self.server.start()
 

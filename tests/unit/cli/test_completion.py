@@ -17,8 +17,8 @@ COMPLETED = [
     (
         ["gazctl", ""],
         [
-            *("attach-uuids", "brokers", "completion", "consumers", "journals", "print-config"),
-            *("report", "shards"),
+            *("attach-uuids", "brokers", "completion", "console", "consumers", "journals"),
+            *("print-config", "report", "shards"),
             "topics",
         ],
     ),

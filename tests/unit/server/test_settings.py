@@ -25,6 +25,7 @@ OPTIONS = [
     ("broker.allow-origin", "AllowOrigin", "BROKER_ALLOW_ORIGIN", ()),
     ("broker.allow-host", "AllowHost", "BROKER_ALLOW_HOST", ()),
     ("broker.limit", "Limit", "BROKER_LIMIT", 1024),
+    ("broker.console", "Console", "BROKER_CONSOLE", "on"),
     ("broker.watch-delay", "WatchDelay", "BROKER_WATCH_DELAY", 0.03),
     ("broker.auth-keys", "AuthKeys", "BROKER_AUTH_KEYS", ""),
     ("broker.auth-keys-file", "AuthKeysFile", "BROKER_AUTH_KEYS_FILE", ""),

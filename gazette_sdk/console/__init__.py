@@ -1,0 +1,7 @@
+"""Web console: static pages that read a cluster through the public calls.
+
+Read ``mount`` first: it serves the files of ``static/`` below ``/console/`` of any HTTP host. The
+pages have no data of their own and no key. They call ``/v1/`` and journals by their URLs, with the
+token that the user of the page has given. ``forward`` is the console as a server of its own, which
+forwards these calls to a broker and to a consumer process.
+"""

@@ -1,0 +1,342 @@
+// Calls of the cluster: JSON by POST or GET, streams of JSON lines, and content of journals.
+//
+// All URLs are relative to the directory that holds console/, so that a proxy may add a prefix.
+import { useEffect, useRef, useState } from "./vendor/hooks.js";
+
+const ROOT = new URL("../", location.href.split(/[?#]/)[0]);
+const TOKEN_KEY = "gazette-token";
+const TIMEOUT_MS = 15_000;
+
+/** Server of the page: broker, consumer, or cluster for one with the calls of both. */
+export const COMPONENT = document.querySelector("meta[name=component]").content;
+
+/** Failure of a call. `status` is that of HTTP; 0 where no answer came. */
+export class CallError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+// ---------------------------------------------------------------- token
+
+let token = sessionStorage.getItem(TOKEN_KEY) || "";
+const watchers = new Set();
+
+/** Take a token out of the fragment, and remove it from the address and the history. */
+export function takeTokenOfAddress() {
+  const found = /^#token=([^&]+)/.exec(location.hash);
+  if (!found) return;
+  history.replaceState(null, "", `${location.pathname}#/`);
+  setToken(decodeURIComponent(found[1]), false);
+}
+
+/** Use a token for all further calls. `isKept` keeps it until the tab is closed. */
+export function setToken(text, isKept) {
+  token = text.trim().replace(/^Bearer\s+/i, "");
+  if (isKept && token) sessionStorage.setItem(TOKEN_KEY, token);
+  else sessionStorage.removeItem(TOKEN_KEY);
+  for (const watch of watchers) watch();
+}
+
+/** Number that changes with the token: a part of the keys of cached answers. */
+export function useToken() {
+  const [, update] = useState(0);
+  useEffect(() => {
+    const watch = () => update((count) => count + 1);
+    watchers.add(watch);
+    return () => watchers.delete(watch);
+  }, []);
+  return token;
+}
+
+const CAPABILITIES = [[2, "LIST"], [4, "APPLY"], [8, "READ"], [16, "APPEND"], [32, "REPLICATE"]];
+
+/** Claims of a token as it states them; the servers verify them. */
+export function claimsOf(text) {
+  try {
+    const claims = JSON.parse(atob(text.split(".")[1].replace(/-/g, "+").replace(/_/g, "/")));
+    const names = CAPABILITIES.filter(([bit]) => claims.cap & bit).map(([, name]) => name);
+    return { subject: claims.sub || "", capabilities: names, expires: claims.exp || 0,
+      isNarrow: Boolean(claims.sel && JSON.stringify(claims.sel).length > 4) };
+  } catch {
+    return null;
+  }
+}
+
+function headers(more) {
+  return token ? { ...more, Authorization: `Bearer ${token}` } : { ...more };
+}
+
+// ---------------------------------------------------------------- calls
+
+async function request(path, options) {
+  let response;
+  try {
+    response = await fetch(new URL(path, ROOT), { cache: "no-store", credentials: "omit", ...options });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    const isLate = error.name === "TimeoutError";
+    throw new CallError(0, isLate ? "no answer within 15 s" : "the server does not answer");
+  }
+  if (response.ok) return response;
+  let text = await response.text();
+  try {
+    const parsed = JSON.parse(text);
+    text = parsed.message || parsed.error?.message || text;
+  } catch { /* a plain text */ }
+  throw new CallError(response.status, text.trim() || response.statusText);
+}
+
+function options(body, signal) {
+  if (body === undefined) return { headers: headers(), signal };
+  return { method: "POST", headers: headers({ "Content-Type": "application/json" }),
+    body: JSON.stringify(body), signal };
+}
+
+/** Path of a call at another member, such as a process of a consumer. */
+export function atMember(member, path) {
+  if (!member) return path;
+  return path.replace(/^v1\//, `v1/at/${encodeURIComponent(member.zone)}/${encodeURIComponent(member.suffix)}/`);
+}
+
+/** Make a call of one answer; by GET without a body. */
+export async function call(path, body, signal) {
+  const limits = [AbortSignal.timeout(TIMEOUT_MS), ...(signal ? [signal] : [])];
+  const response = await request(path, options(body, AbortSignal.any(limits)));
+  return response.json();
+}
+
+/** Yield the messages of a stream of JSON lines. */
+export async function* stream(path, body, signal) {
+  const response = await request(path, options(body, signal));
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) break;
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      for (const line of lines) if (line) yield unwrap(JSON.parse(line));
+    }
+    if (rest.trim()) yield unwrap(JSON.parse(rest));
+  } catch (error) {
+    if (error instanceof CallError || error.name === "AbortError") throw error;
+    throw new CallError(0, "the stream broke off");
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+function unwrap(line) {
+  if (line.error) throw new CallError(line.error.httpCode || 500, line.error.message);
+  return line.result;
+}
+
+/** First message of a stream, or undefined. */
+export async function first(path, body, signal) {
+  for await (const message of stream(path, body, signal)) return message;
+  return undefined;
+}
+
+// ---------------------------------------------------------------- journals
+
+/** Relative URL of a journal. */
+export function journalPath(name) {
+  return name.split("/").map(encodeURIComponent).join("/");
+}
+
+/** URL of a journal as a terminal needs it. */
+export function journalUrl(name) {
+  return new URL(journalPath(name), ROOT).href;
+}
+
+/** Offsets of a journal: its end, and the first one that exists. */
+export async function offsetsOf(name, signal) {
+  const found = await first("v1/journals/read", { journal: name, offset: "0", metadataOnly: true, doNotProxy: false }, signal);
+  if (!found) throw new CallError(0, "the broker ended the read");
+  if (found.status !== "OK" && found.status !== "OFFSET_NOT_YET_AVAILABLE") {
+    throw new CallError(0, found.status.toLowerCase().replace(/_/g, " "));
+  }
+  return { begin: Number(found.offset || 0), head: Number(found.writeHead || 0) };
+}
+
+const RESERVED = /^(v1|debug)\/|^console(\/|$)/;
+
+/** Yield {offset, bytes} of a journal. `block` waits for more at its end. */
+export async function* content(name, offset, block, signal) {
+  if (RESERVED.test(name)) {
+    const body = { journal: name, offset: String(offset), block };
+    for await (const message of stream("v1/journals/read", body, signal)) {
+      if (!message.content) continue;
+      yield { offset: Number(message.offset), bytes: Uint8Array.from(atob(message.content), (c) => c.charCodeAt(0)) };
+    }
+    return;
+  }
+  const query = `?offset=${offset}${block ? "&block=true" : ""}`;
+  const response = await request(journalPath(name) + query, { headers: headers(), signal });
+  const range = /^bytes (\d+)-/.exec(response.headers.get("Content-Range") || "");
+  let at = range ? Number(range[1]) : offset;
+  const reader = response.body.getReader();
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      yield { offset: at, bytes: value };
+      at += value.length;
+    }
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new CallError(0, "the read broke off");
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+// ---------------------------------------------------------------- hooks
+
+/** Wait for a time, or until the signal. */
+export function pause(ms, signal) {
+  return new Promise((resolve) => {
+    const timer = setTimeout(resolve, ms);
+    signal?.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, { once: true });
+  });
+}
+
+/** Run `work` again after each period while the page is visible. */
+export function usePolling(work, everyMs, keys) {
+  const [turn, setTurn] = useState(0);
+  useEffect(() => {
+    const aborter = new AbortController();
+    let timer = 0;
+    const run = async () => {
+      clearTimeout(timer);
+      await work(aborter.signal);
+      if (everyMs && !aborter.signal.aborted && !document.hidden) timer = setTimeout(run, everyMs);
+    };
+    const wake = () => { if (!document.hidden && everyMs) run(); };
+    document.addEventListener("visibilitychange", wake);
+    run();
+    return () => {
+      aborter.abort();
+      clearTimeout(timer);
+      document.removeEventListener("visibilitychange", wake);
+    };
+  }, [...keys, everyMs, turn]);
+  return () => setTurn((count) => count + 1);
+}
+
+/**
+ * Answer of a call, made again each period. `path` of null makes none.
+ * After a failure `data` is that of the last answer, and `error` says why it is old.
+ */
+export function useCall(path, body, everyMs = 0) {
+  const used = useToken();
+  const key = JSON.stringify([path, body, used]);
+  const [state, setState] = useState({ key: "", data: undefined, error: null, time: 0 });
+  const reload = usePolling(async (signal) => {
+    if (!path) return;
+    try {
+      const data = await call(path, body, signal);
+      if (!signal.aborted) setState({ key, data, error: null, time: Date.now() });
+    } catch (error) {
+      if (!signal.aborted) setState((old) => ({ ...(old.key === key ? old : { data: undefined, time: 0 }), key, error }));
+    }
+  }, everyMs, [key]);
+  const current = state.key === key ? state : { data: undefined, error: null, time: 0 };
+  return { ...current, isLoading: Boolean(path) && current.data === undefined && !current.error, reload };
+}
+
+export const PAGE_ROWS = 100;
+
+/**
+ * Rows of a paged call, of which the visible ones are fetched.
+ * Returns {rows: Map, total, states, error, show(first, last)}. Rows of an earlier query stay until
+ * the first page of the new one is there.
+ */
+export function usePages(path, query, everyMs) {
+  const used = useToken();
+  const key = JSON.stringify([path, query, used]);
+  const [range, setRange] = useState("0-0");
+  const [state, setState] = useState({ key: "", rows: new Map(), total: 0, states: {}, error: null, isLoading: true });
+  const latest = useRef(state);
+  latest.current = state;
+  const reload = usePolling(async (signal) => {
+    if (!path) return;
+    const [from, to] = range.split("-").map(Number);
+    try {
+      for (let page = from; page <= to; page++) {
+        const answer = await call(path, { ...query, skip: page * PAGE_ROWS, limit: PAGE_ROWS }, signal);
+        if (signal.aborted) return;
+        const old = latest.current;
+        const total = Number(answer.total || 0);
+        const rows = old.key === key && old.total === total ? new Map(old.rows) : new Map();
+        for (const found of rows.keys()) if (Math.abs(found - page * PAGE_ROWS) > 10 * PAGE_ROWS) rows.delete(found);
+        (answer.rows || []).forEach((row, index) => rows.set(page * PAGE_ROWS + index, resolved(row, answer.members || [])));
+        const next = { key, rows, total, states: answer.states || {}, application: answer.application, error: null, isLoading: false, time: Date.now() };
+        latest.current = next;
+        setState(next);
+      }
+    } catch (error) {
+      if (!signal.aborted) setState((old) => ({ ...old, key, error, isLoading: false }));
+    }
+  }, everyMs, [key, range]);
+  const show = (firstRow, lastRow) => {
+    setRange(`${Math.floor(firstRow / PAGE_ROWS)}-${Math.floor(Math.max(firstRow, lastRow) / PAGE_ROWS)}`);
+  };
+  return { ...state, isStale: state.key !== key, show, reload };
+}
+
+/** Name of a member. */
+export function memberName(id) {
+  return id ? `${id.zone}/${id.suffix}` : "";
+}
+
+function resolved(row, members) {
+  const names = (row.members || []).map((index) => memberName(members[index]));
+  const primary = row.primary === undefined || row.primary === null ? "" : memberName(members[row.primary]);
+  return { ...row, memberNames: names, primaryName: primary, others: names.filter((name) => name !== primary) };
+}
+
+/**
+ * Keep a stream open while the component is shown. It ends 30 s after its tab is hidden, and
+ * begins again where it was: `open(signal)` runs until it fails or ends.
+ */
+export function useStream(open, keys) {
+  const [error, setError] = useState(null);
+  useEffect(() => {
+    let aborter = null;
+    let timer = 0;
+    let ended = false;
+    const run = async () => {
+      if (aborter) return;
+      const mine = aborter = new AbortController();
+      for (let waits = 0; !mine.signal.aborted; waits++) {
+        try {
+          await open(mine.signal, () => { waits = 0; setError(null); });
+        } catch (failure) {
+          if (mine.signal.aborted) break;
+          setError(failure);
+          if (failure.status >= 400 && failure.status < 500 && failure.status !== 429) break;
+        }
+        await pause(Math.min(500 * 2 ** waits, 10_000), mine.signal);
+      }
+    };
+    const stop = () => { aborter?.abort(); aborter = null; };
+    const watch = () => {
+      clearTimeout(timer);
+      if (document.hidden) timer = setTimeout(stop, 30_000);
+      else if (!ended) run();
+    };
+    document.addEventListener("visibilitychange", watch);
+    run();
+    return () => {
+      ended = true;
+      clearTimeout(timer);
+      document.removeEventListener("visibilitychange", watch);
+      stop();
+    };
+  }, keys);
+  return error;
+}

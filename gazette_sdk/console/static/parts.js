@@ -1,0 +1,397 @@
+// Parts of pages: glyphs, numbers, commands, states of loading, and the table of virtual rows.
+import { h, Fragment } from "./vendor/preact.js";
+import { useEffect, useLayoutEffect, useRef, useState } from "./vendor/hooks.js";
+import htm from "./vendor/htm.js";
+
+export const html = htm.bind(h);
+export { Fragment };
+
+// ---------------------------------------------------------------- numbers
+
+const UNITS = ["B", "kB", "MB", "GB", "TB", "PB", "EB"];
+
+const isKnown = (value) => value !== undefined && value !== null && value !== "";
+
+/** Bytes as a person reads them; "" where they are unknown. */
+export function bytes(value) {
+  if (!isKnown(value)) return "";
+  let number = Number(value);
+  let unit = 0;
+  while (Math.abs(number) >= 999.5 && unit < UNITS.length - 1) { number /= 1000; unit++; }
+  return `${unit === 0 || number >= 99.5 ? Math.round(number) : number.toPrecision(number >= 9.95 ? 3 : 2)} ${UNITS[unit]}`;
+}
+
+export const rate = (value) => (isKnown(value) ? `${bytes(value)}/s` : "");
+
+const groups = new Intl.NumberFormat("en", { useGrouping: true });
+export const count = (value) => (isKnown(value) ? groups.format(Number(value)).replace(/,/g, "\u202f") : "");
+
+/** Seconds as a duration. */
+export function duration(seconds) {
+  if (!isKnown(seconds)) return "";
+  const value = Number(seconds);
+  if (value < 0.0995) return `${Math.round(value * 1000)} ms`;
+  if (value < 9.95) return `${value.toFixed(1)} s`;
+  if (value < 99.5) return `${Math.round(value)} s`;
+  if (value < 5970) return `${Math.round(value / 60)} min`;
+  if (value < 172800) return `${Math.round(value / 3600)} h`;
+  return `${Math.round(value / 86400)} days`;
+}
+
+const micros = (value) => (isKnown(value) && Number(value) > 0 ? Number(value) / 1000 : null);
+
+/** Time since a moment in microseconds, such as "4 min ago". */
+export function since(us) {
+  const ms = micros(us);
+  return ms === null ? "" : `${duration(Math.max(0, (Date.now() - ms) / 1000))} ago`;
+}
+
+/** Time of the day of a moment in ms; with its date if that is not today's. */
+export function clock(ms, isExact = true) {
+  if (!isKnown(ms)) return "";
+  const date = new Date(ms);
+  const two = (value, digits = 2) => String(value).padStart(digits, "0");
+  const time = `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
+  const day = `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}`;
+  const isToday = new Date().toDateString() === date.toDateString();
+  return `${isToday ? "" : `${day} `}${time}${isExact ? `.${two(date.getMilliseconds(), 3)}` : ""}`;
+}
+
+/** Time of the day to the ms; of another day its date and time to the second. */
+export function shortClock(ms) {
+  const text = clock(ms);
+  return text.length > 12 ? text.slice(5, 19) : text;
+}
+
+/** Value, or why there is none: it is not known, or the token does not allow it. */
+export function Maybe({ text, why = "not permitted or not known" }) {
+  return text ? text : html`<span class="unknown" title=${why}><span aria-hidden="true">–</span><span class="unseen">${why}</span></span>`;
+}
+
+// ---------------------------------------------------------------- states
+
+const GLYPHS = { ok: "●", info: "●", warn: "▲", bad: "✖", idle: "○", busy: "◐" };
+
+/** Glyph and word of a state. */
+export function State({ tone, children, title }) {
+  return html`<span class=${`state ${tone}`} title=${title}><span class="glyph" aria-hidden="true">${GLYPHS[tone]}</span><span>${children}</span></span>`;
+}
+
+const JOURNAL_STATES = {
+  JOURNAL_OK: ["ok", "ok"],
+  JOURNAL_SHORT: ["warn", "short of replicas"],
+  JOURNAL_SINGLE_ZONE: ["warn", "in one zone"],
+  JOURNAL_NO_PRIMARY: ["bad", "no primary"],
+  JOURNAL_UNASSIGNED: ["bad", "unassigned"],
+  JOURNAL_WAITING: ["bad", "waits for brokers"],
+  JOURNAL_SUSPENDED: ["idle", "suspended"],
+};
+const SHARD_STATES = {
+  PRIMARY: ["ok", "primary"],
+  STANDBY: ["busy", "standby"],
+  BACKFILL: ["busy", "recovering"],
+  IDLE: ["warn", "unassigned"],
+  FAILED: ["bad", "failed"],
+  DISABLED: ["idle", "disabled"],
+};
+const ORDER = { bad: 0, warn: 1, busy: 2, idle: 3, ok: 4 };
+
+export const journalState = (name) => JOURNAL_STATES[name] || ["idle", String(name || "unknown").toLowerCase()];
+export const shardState = (name) => SHARD_STATES[name] || ["idle", String(name || "unknown").toLowerCase()];
+export const severityTone = (name) => ({ ERROR: "bad", WARNING: "warn" })[name] || "info";
+
+/** Buttons that filter by state, each with the number of its rows. */
+export function StateFilter({ states, describe, chosen, onChoose }) {
+  const total = Object.values(states).reduce((sum, value) => sum + Number(value), 0);
+  const known = Object.entries(states)
+    .filter(([name, value]) => Number(value) > 0 || name === chosen)
+    .sort(([a], [b]) => ORDER[describe(a)[0]] - ORDER[describe(b)[0]]);
+  return html`<div class="chips" role="group" aria-label="State">
+    <button class="chip" aria-pressed=${String(!chosen)} onClick=${() => onChoose("")}>all <b>${count(total)}</b></button>
+    ${known.map(([name, value]) => html`<button key=${name} class="chip" aria-pressed=${String(chosen === name)}
+      onClick=${() => onChoose(chosen === name ? "" : name)}><${State} tone=${describe(name)[0]}>${describe(name)[1]}<//> <b>${count(value)}</b></button>`)}
+  </div>`;
+}
+
+// ---------------------------------------------------------------- commands
+
+/** Argument of a command as a shell takes it. */
+export function quoted(text) {
+  return /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replace(/'/g, "'\\''")}'`;
+}
+
+export function Copy({ text, label = "copy" }) {
+  const [done, setDone] = useState("");
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      setDone("copied");
+    } catch {
+      setDone("select and copy");
+    }
+    setTimeout(() => setDone(""), 1500);
+  };
+  return html`<button class="quiet" onClick=${copy} aria-label=${`${label}: ${text}`}>${done || label}</button>`;
+}
+
+/** Command of a terminal that shows the same, or more. */
+export function Command({ text }) {
+  return html`<div class="command"><code><span class="prompt" aria-hidden="true">$ </span>${text}</code><${Copy} text=${text} /></div>`;
+}
+
+// ---------------------------------------------------------------- loading, nothing, failure
+
+export function Skeleton({ rows = 6 }) {
+  return html`<div class="skeleton" aria-hidden="true">${Array.from({ length: rows }, (_, index) => html`<i key=${index}></i>`)}</div>
+    <p class="unseen" role="status">loading</p>`;
+}
+
+export function Empty({ title, children, glyph = "○" }) {
+  return html`<div class="empty"><div class="empty-glyph" aria-hidden="true">${glyph}</div><h2>${title}</h2>${children}</div>`;
+}
+
+/** Failure in words: what is missing, and what to do. */
+export function Failure({ error, onRetry, what = "this" }) {
+  const [title, remedy] = explained(error, what);
+  return html`<div class="failure" role="alert">
+    <${State} tone=${error.status === 401 || error.status === 403 || error.status === 501 ? "warn" : "bad"}>${title}<//>
+    <p class="mono">${error.message}</p><p>${remedy}</p>
+    <div class="buttons">${error.status === 401 && html`<button class="primary" onClick=${() => dispatchEvent(new Event("gazette-sign-in"))}>Sign in</button>`}
+    ${onRetry && html`<button onClick=${onRetry}>Try again</button>`}</div>
+  </div>`;
+}
+
+function explained({ status, message }, what) {
+  switch (status === 401 && /capability|selector/.test(message) ? 403 : status) {
+    case 0: return ["No answer", "Shown data may be old. The page tries again by itself."];
+    case 401: return ["A token is needed", html`Sign in with a token, or open the address that <code>gazctl console</code> prints.`];
+    case 403: return ["Not permitted", `The token does not allow ${what}. The message names the capability that is missing; pages of the whole cluster need LIST without a selector.`];
+    case 404: return ["Not found", "It may have been removed, or the token does not include it."];
+    case 501: return ["Not offered here", `This server does not answer for ${what}. Ask another one, or use "gazette console", which has the calls of brokers and of consumers.`];
+    case 429: return ["Too many calls", "The server asks to wait. The page tries again by itself."];
+    default: return ["The call failed", "The page tries again by itself. See the log of the server."];
+  }
+}
+
+/** Line above data that is old because its last refresh failed. */
+export function Stale({ error, time }) {
+  if (!error || !time) return null;
+  return html`<p class="stale" role="status"><${State} tone="warn">Not refreshed<//> ${error.message}; shown since ${clock(time, false)}</p>`;
+}
+
+/** Content of an answer, or what stands in its place. */
+export function Loaded({ of, what, rows, children }) {
+  if (of.data === undefined) return of.error ? html`<${Failure} error=${of.error} what=${what} onRetry=${of.reload} />` : html`<${Skeleton} rows=${rows} />`;
+  return html`<${Stale} error=${of.error} time=${of.time} />${children(of.data)}`;
+}
+
+// ---------------------------------------------------------------- pictures
+
+/** Number of values of a line. */
+const HISTORY = 60;
+
+/** Line of the last values; the newest is at the right. */
+export function Sparkline({ values, label }) {
+  const known = values.filter(isKnown);
+  if (known.length < 2) return html`<svg class="spark" viewBox="0 0 100 24" aria-hidden="true"></svg>`;
+  const top = Math.max(...known, 1e-9);
+  const at = (index) => 100 - ((values.length - 1 - index) / (HISTORY - 1)) * 100;
+  const points = values.map((value, index) => (isKnown(value) ? `${at(index).toFixed(1)},${(22 - (value / top) * 20).toFixed(1)}` : "")).filter(Boolean);
+  return html`<svg class="spark" viewBox="0 0 100 24" preserveAspectRatio="none" role="img" aria-label=${label}>
+    <polygon points=${`${points[0].split(",")[0]},24 ${points.join(" ")} 100,24`} /><polyline points=${points.join(" ")} /></svg>`;
+}
+
+/** Share of a whole. */
+export function Meter({ value, of, label, tone = "" }) {
+  const share = Number(of) > 0 ? Math.min(1, Number(value) / Number(of)) : 0;
+  return html`<svg class=${`meter ${tone}`} viewBox="0 0 100 6" preserveAspectRatio="none" role="img" aria-label=${label}>
+    <rect class="track" width="100" height="6" /><rect class="fill" width=${(share * 100).toFixed(1)} height="6" /></svg>`;
+}
+
+/** Last values of a number that is polled, oldest first. */
+export function useHistory(value, time, most = HISTORY) {
+  const kept = useRef({ time: 0, values: [] });
+  if (time && time !== kept.current.time) {
+    kept.current = { time, values: [...kept.current.values, value].slice(-most) };
+  }
+  return kept.current.values;
+}
+
+// ---------------------------------------------------------------- tables
+
+export const ROW_PX = 28;
+const OVERSCAN = 6;
+
+/**
+ * Table that has only the visible rows in the page.
+ *
+ * columns: {name, title, sort, cell(row), tone}; `row(index)` returns a row, or undefined while it
+ * is fetched. `j`, `k`, the arrows and Enter select and open rows.
+ */
+export function VirtualTable({ label, kind, columns, total, row, keyOf, sort, onSort, onShow, onOpen, isFollowing, onFollow, selected, onSelect }) {
+  const scroller = useRef(null);
+  const [view, setView] = useState({ top: 0, height: 600 });
+  const [own, setOwn] = useState(-1);
+  const chosen = selected === undefined ? own : selected;
+  const choose = onSelect || setOwn;
+  const from = Math.max(0, Math.min(Math.floor(view.top / ROW_PX) - OVERSCAN, total - 1));
+  const to = Math.min(total, Math.ceil((view.top + view.height) / ROW_PX) + OVERSCAN);
+
+  useLayoutEffect(() => {
+    const element = scroller.current;
+    const measure = () => setView({ top: element.scrollTop, height: Math.min(element.clientHeight, 1200) });
+    const observer = new ResizeObserver(measure);
+    observer.observe(element);
+    measure();
+    return () => observer.disconnect();
+  }, []);
+  useEffect(() => onShow?.(from, Math.max(from, to - 1)), [from, to]);
+  useLayoutEffect(() => {
+    if (isFollowing) scroller.current.scrollTop = scroller.current.scrollHeight;
+  });
+  const scrolled = () => {
+    const { scrollTop, clientHeight, scrollHeight } = scroller.current;
+    setView((old) => (old.top === scrollTop ? old : { ...old, top: scrollTop }));
+    onFollow?.(scrollTop + clientHeight >= scrollHeight - ROW_PX);
+  };
+  const move = (index) => {
+    const next = Math.max(0, Math.min(total - 1, index));
+    choose(next);
+    const { current } = scroller;
+    const head = 30; // the head of the table stays above the rows
+    if (next * ROW_PX < current.scrollTop) current.scrollTop = next * ROW_PX;
+    const bottom = current.scrollTop + current.clientHeight - head - ROW_PX;
+    if (next * ROW_PX > bottom) current.scrollTop += next * ROW_PX - bottom;
+  };
+  useKeys({
+    j: () => total && move(chosen + 1),
+    k: () => total && move(Math.max(chosen, 1) - 1),
+    ArrowDown: (event) => scroller.current.contains(event.target) && (move(chosen + 1), true),
+    ArrowUp: (event) => scroller.current.contains(event.target) && (move(Math.max(chosen, 1) - 1), true),
+    Enter: (event) => {
+      if (chosen < 0 || event.target.closest("button, a, summary, select")) return false;
+      const found = row(chosen);
+      if (found !== undefined) onOpen?.(found, chosen);
+      return true;
+    },
+  });
+
+  const rows = [];
+  for (let index = Math.max(from, 0); index < to; index++) {
+    const found = row(index);
+    rows.push(html`<div key=${found === undefined ? index : keyOf(found)} role="row" aria-rowindex=${index + 2}
+      class=${`row${index === chosen ? " chosen" : ""}${found === undefined ? " waiting" : ""}${found?.rowClass ? ` ${found.rowClass}` : ""}`}
+      aria-selected=${String(index === chosen)} onClick=${() => found !== undefined && choose(index)}
+      onDblClick=${() => found !== undefined && onOpen?.(found, index)}>
+      ${columns.map((column) => html`<div role="cell" class=${column.name} key=${column.name}>${found === undefined ? html`<i class="bone"></i>` : column.cell(found)}</div>`)}
+    </div>`);
+  }
+  return html`<div class=${`table ${kind}`} ref=${scroller} onScroll=${scrolled} tabindex="0" role="table" aria-label=${label} aria-rowcount=${total + 1}>
+    <div role="rowgroup" class="head"><div role="row" class="row" aria-rowindex="1">
+      ${columns.map((column) => html`<div role="columnheader" key=${column.name} class=${column.name} aria-sort=${!column.sort ? undefined : sort?.by !== column.sort ? "none" : sort.descending ? "descending" : "ascending"}>
+        ${column.sort && onSort ? html`<button class="sort" onClick=${() => onSort(column.sort)}>${column.title}<span aria-hidden="true">${sort?.by === column.sort ? (sort.descending ? " ▼" : " ▲") : ""}</span></button>` : column.title}</div>`)}
+    </div></div>
+    <div role="rowgroup" class="rows" ref=${(element) => {
+      if (!element) return;
+      element.style.paddingTop = `${Math.max(from, 0) * ROW_PX}px`;
+      element.style.paddingBottom = `${Math.max(0, total - to) * ROW_PX}px`;
+    }}>${rows}</div>
+  </div>`;
+}
+
+// ---------------------------------------------------------------- keyboard
+
+const handlers = [];
+
+/** Call functions for keys while the component is shown; the newest component comes first. */
+export function useKeys(map) {
+  const latest = useRef(map);
+  latest.current = map;
+  useEffect(() => {
+    handlers.push(latest);
+    return () => handlers.splice(handlers.indexOf(latest), 1);
+  }, []);
+}
+
+addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const isTyping = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) || document.querySelector("dialog[open]");
+  if (isTyping) {
+    if (event.key === "Escape" && event.target.blur) event.target.blur();
+    return;
+  }
+  for (let index = handlers.length - 1; index >= 0; index--) {
+    const handle = handlers[index].current[event.key];
+    if (handle && handle(event) !== false) {
+      event.preventDefault();
+      return;
+    }
+  }
+});
+
+/** Input that `/` selects. */
+export function Search({ value, onInput, placeholder, label, id = "search" }) {
+  const input = useRef(null);
+  useKeys({ "/": () => { input.current.focus(); input.current.select(); } });
+  return html`<div class="search"><label class="unseen" for=${id}>${label}</label>
+    <input id=${id} ref=${input} type="search" autocomplete="off" spellcheck=${false} placeholder=${placeholder} value=${value} onInput=${(event) => onInput(event.target.value)}
+      onKeyDown=${(event) => { if (event.key === "Enter" || event.key === "ArrowDown") document.querySelector(".table")?.focus(); }} />
+    <kbd aria-hidden="true">/</kbd></div>`;
+}
+
+/** Say a change of a state to screen readers. */
+export function announce(text) {
+  document.getElementById("announce").textContent = text;
+}
+
+// ---------------------------------------------------------------- places
+
+/** Place of the page: segments of its path, and its query. */
+export function place() {
+  const [path, query = ""] = location.hash.replace(/^#/, "").split("?");
+  let segments;
+  try {
+    segments = path.split("/").filter(Boolean).map(decodeURIComponent);
+  } catch {
+    segments = [];
+  }
+  return { segments, query: Object.fromEntries(new URLSearchParams(query)) };
+}
+
+/** Address of a page below the hash. */
+export function to(segments, query = {}) {
+  const known = Object.entries(query).filter(([, value]) => value !== "" && value !== undefined && value !== null && value !== false);
+  const text = new URLSearchParams(known).toString();
+  return `#/${segments.map(encodeURIComponent).join("/")}${text ? `?${text}` : ""}`;
+}
+
+export const journalLink = (name, query) => to(["journals", ...name.split("/")], query);
+export const shardLink = (application, id) => to(["shards", application || "-", ...id.split("/")]);
+
+/** Change the query of the page without a new entry of the history. */
+export function setQuery(changes) {
+  const { segments, query } = place();
+  history.replaceState(null, "", to(segments, { ...query, ...changes }));
+  dispatchEvent(new HashChangeEvent("hashchange"));
+}
+
+export function Tabs({ tabs, current, onChoose, label }) {
+  return html`<div class="tabs" role="tablist" aria-label=${label}>${tabs.map(([name, title]) => html`<button key=${name} role="tab" id=${`tab-${name}`}
+    aria-selected=${String(name === current)} aria-controls="panel" tabindex=${name === current ? 0 : -1} onClick=${() => onChoose(name)}
+    onKeyDown=${(event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      const index = tabs.findIndex(([each]) => each === name) + step;
+      const next = tabs[(index + tabs.length) % tabs.length][0];
+      onChoose(next);
+      requestAnimationFrame(() => document.getElementById(`tab-${next}`)?.focus());
+    }}>${title}</button>`)}</div>`;
+}
+
+/** Name in pieces, each a link to the journals below it. */
+export function Path({ name }) {
+  const pieces = name.split("/");
+  return html`<span class="path">${pieces.map((piece, index) => (index === pieces.length - 1 ? html`<b key=${index}>${piece}</b>`
+    : html`<${Fragment} key=${index}><a href=${to(["journals"], { q: `${pieces.slice(0, index + 1).join("/")}/` })}>${piece}</a><span class="dim">/</span><//>`))}</span>`;
+}
