@@ -1,0 +1,515 @@
+// Pages of journals: the list, and one journal with its messages, fragments, replicas and spec.
+import { useEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
+import { CallError, call, content, first, journalPath, journalUrl, memberName, offsetsOf, useCall, usePages, useToken } from "./api.js";
+import { ACKNOWLEDGE, COMMITTED, CONTINUE, Cutter, DUPLICATE, OUTSIDE, PENDING, ROLLED_BACK, SEEK_BYTES, Sequencer, decode, kindOf, parseFilter, toHex, valueOf } from "./decode.js";
+import { Command, Copy, Empty, Failure, Fragment, Loaded, Maybe, Path, Search, Skeleton, Stale, State, StateFilter, Tabs, VirtualTable, announce, bytes, clock, count, duration, html, journalLink, journalState, quoted, rate, setQuery, shortClock, since, useKeys } from "./parts.js";
+
+const SORTS = { name: "BY_NAME", state: "BY_STATE", replication: "BY_REPLICATION", head: "BY_HEAD", rate: "BY_RATE", size: "BY_SIZE", unstored: "BY_UNSTORED" };
+const REFRESH_MS = 5000;
+
+// ---------------------------------------------------------------- list
+
+const labelsOf = (row) => (row.labels?.labels || []).filter(({ name }) => name !== "name" && name !== "prefix");
+
+/** Label of a journal. */
+function labelOf(labels, name) {
+  return (labels?.labels || []).find((label) => label.name === name)?.value || "";
+}
+
+const LIST_COLUMNS = [
+  { name: "name", title: "Name", sort: "name", cell: (row) => html`<a href=${journalLink(row.name)} title=${`${row.name}\n${labelsOf(row).map(({ name, value }) => `${name}=${value}`).join("\n")}`}>${row.name}</a>` },
+  { name: "state", title: "State", sort: "state", cell: (row) => {
+    const [tone, word] = journalState(row.state);
+    return html`<${State} tone=${tone}>${row.state === "JOURNAL_SHORT" ? `${row.memberNames.length} of ${row.replication} replicas` : word}<//>`;
+  } },
+  { name: "primary", title: "Primary", cell: (row) => html`<${Maybe} text=${row.primaryName} why="no primary" />` },
+  { name: "replicas", title: "Replicas", sort: "replication", cell: (row) => html`<span title=${row.others.join("\n")}>${row.others.join("  ") || html`<span class="dim">no other</span>`}</span>` },
+  { name: "head", title: "End", sort: "head", cell: (row) => html`<${Maybe} text=${bytes(row.head)} />` },
+  { name: "rate", title: "Rate", sort: "rate", cell: (row) => html`<${Maybe} text=${rate(row.rate)} />` },
+  { name: "size", title: "Size", sort: "size", cell: (row) => html`<${Maybe} text=${bytes(row.size)} />` },
+  { name: "unstored", title: "Not stored", sort: "unstored", cell: (row) => html`<${Maybe} text=${bytes(row.unstored)} />` },
+];
+
+export function Journals({ at }) {
+  const { q = "", sort = "name", state = "" } = at.query;
+  const [text, setText] = useState(q);
+  useEffect(() => setText(q), [q]);
+  const descending = sort.startsWith("-");
+  const by = sort.replace(/^-/, "");
+  const query = { search: q, sort: SORTS[by] || "BY_NAME", descending, states: state ? [state] : [] };
+  const pages = usePages("v1/journals/page", query, REFRESH_MS);
+  const typed = useRef(0);
+  const search = (value) => {
+    setText(value);
+    clearTimeout(typed.current);
+    typed.current = setTimeout(() => setQuery({ q: value }), 30);
+  };
+  const command = listCommand(q);
+  const isEmpty = !pages.isLoading && !pages.error && pages.total === 0;
+  return html`<section class="fill">
+    <div class="bar"><h1>Journals</h1><${Search} label="Search journals by name or label" placeholder="name, or label=value" value=${text} onInput=${search} />
+      <${StateFilter} states=${pages.states} describe=${journalState} chosen=${state} onChoose=${(value) => setQuery({ state: value })} /></div>
+    <${Stale} error=${pages.error} time=${pages.time} />
+    ${pages.error && !pages.time ? html`<${Failure} error=${pages.error} what="the list of journals" onRetry=${pages.reload} />`
+      : pages.isLoading ? html`<${Skeleton} rows=${12} />`
+      : isEmpty ? (q || state ? html`<${Empty} title="No journal matches"><p>Search for a part of a name, or <code>label=value</code>.</p><button onClick=${() => setQuery({ q: "", state: "" })}>Show all</button><//>`
+        : html`<${Empty} title="There are no journals yet"><p>Create one in a terminal:</p><${Command} text="gazctl journals create examples/hello --partitions 0" /><//>`)
+      : html`<${VirtualTable} label="Journals" kind="journals" columns=${LIST_COLUMNS} total=${pages.total} row=${(index) => pages.rows.get(index)} keyOf=${(row) => row.name}
+          sort=${{ by, descending }} onSort=${(name) => setQuery({ sort: name === by && !descending ? `-${name}` : name === by && descending ? name : name === "name" || name === "state" ? name : `-${name}` })}
+          onShow=${pages.show} onOpen=${(row) => { location.hash = journalLink(row.name); }} />`}
+    <footer class="foot"><span>${count(pages.total)} ${pages.total === 1 ? "journal" : "journals"}${q ? html` match <b>${q}</b>` : ""}</span><${Command} text=${command} /></footer>
+  </section>`;
+}
+
+function listCommand(q) {
+  if (q.includes("=")) return `gazctl journals list -l ${quoted(q)} --heads`;
+  if (q.endsWith("/")) return `gazctl journals list -l ${quoted(`prefix=${q}`)} --heads`;
+  return `gazctl journals list --heads${q ? ` | grep ${quoted(q)}` : ""}`;
+}
+
+// ---------------------------------------------------------------- one journal
+
+const TABS = [["messages", "Messages"], ["fragments", "Fragments"], ["replicas", "Replicas"], ["spec", "Spec"]];
+
+export function Journal({ at }) {
+  const name = at.segments.slice(1).join("/");
+  const tab = TABS.some(([each]) => each === at.query.tab) ? at.query.tab : "messages";
+  const token = useToken();
+  const [found, setFound] = useState({ spec: null, error: null });
+  const [turn, setTurn] = useState(0);
+  useEffect(() => {
+    const aborter = new AbortController();
+    const selector = { include: { labels: [{ name: "name", value: name }] } };
+    first("v1/journals/list", { selector }, aborter.signal).then((answer) => {
+      const journal = answer?.journals?.[0];
+      setFound(journal ? { journal, error: null } : { error: new CallError(404, `there is no journal ${name}`) });
+    }, (error) => { if (!aborter.signal.aborted) setFound((old) => ({ ...old, error })); });
+    const timer = setTimeout(() => setTurn((old) => old + 1), REFRESH_MS);
+    return () => { clearTimeout(timer); aborter.abort(); };
+  }, [name, token, turn]);
+  const heads = useCall("v1/journals/heads", { journals: [name] }, REFRESH_MS);
+  if (!found.journal) return found.error ? html`<section><${Title} name=${name} /><${Failure} error=${found.error} what="this journal" /></section>` : html`<section><${Title} name=${name} /><${Skeleton} /></section>`;
+  const { journal } = found;
+  const { spec, route } = journal;
+  const head = heads.data?.heads?.[0];
+  return html`<section class="fill">
+    <${Title} name=${name} journal=${journal} head=${head} />
+    <div class="bar under"><${Tabs} label="Views of the journal" tabs=${TABS} current=${tab} onChoose=${(value) => setQuery({ tab: value === "messages" ? "" : value })} /></div>
+    <div id="panel" role="tabpanel" aria-labelledby=${`tab-${tab}`} class="panel fill">
+      ${tab === "messages" ? html`<${Messages} name=${name} spec=${spec} query=${at.query} />`
+        : tab === "fragments" ? html`<${Fragments} name=${name} head=${head} />`
+        : tab === "replicas" ? html`<${Replicas} route=${route} spec=${spec} heads=${heads} head=${head} />`
+        : html`<${Spec} journal=${journal} />`}
+    </div></section>`;
+}
+
+function stateOf({ spec, route, waiting }) {
+  const members = route?.members || [];
+  if (waiting) return "JOURNAL_WAITING";
+  if (spec.suspend?.level && spec.suspend.level !== "NONE") return "JOURNAL_SUSPENDED";
+  if (!members.length) return "JOURNAL_UNASSIGNED";
+  if (route.primary < 0) return "JOURNAL_NO_PRIMARY";
+  return members.length < spec.replication ? "JOURNAL_SHORT" : "JOURNAL_OK";
+}
+
+function Title({ name, journal, head }) {
+  const state = journal && stateOf(journal);
+  const last = useRef("");
+  useEffect(() => {
+    if (state && last.current && last.current !== state) announce(`${name} is ${journalState(state)[1]}`);
+    last.current = state;
+  }, [state]);
+  return html`<div class="title"><h1><${Path} name=${name} /></h1>
+    ${journal && html`<dl class="summary"><div><dt>State</dt><dd><${State} tone=${journalState(state)[0]}>${journalState(state)[1]}<//></dd></div>
+      <div><dt>Content</dt><dd>${labelOf(journal.spec.labels, "content-type") || html`<span class="dim">bytes</span>`}</dd></div>
+      <div><dt>Primary</dt><dd>${memberName(journal.route?.members?.[journal.route.primary]) || "none"}</dd></div>
+      <div><dt>End</dt><dd>${head ? html`<${Maybe} text=${bytes(head.head)} />` : "…"}</dd></div>
+      <div><dt>Size</dt><dd>${head ? html`<${Maybe} text=${bytes(head.size)} />` : "…"}</dd></div>
+      <div><dt>Rate</dt><dd>${head ? html`<${Maybe} text=${rate(head.rate)} />` : "…"}</dd></div>
+      <div><dt>Not stored</dt><dd>${head ? html`<${Maybe} text=${bytes(head.unstored)} />` : "…"}${head?.oldestUnstoredS ? ` (${duration(head.oldestUnstoredS)})` : ""}</dd></div></dl>`}</div>`;
+}
+
+// ---------------------------------------------------------------- messages
+
+const ROWS_MAX = 2000;
+const STEP_BYTES = 64 * 1024 * 1024;
+const STATES = {
+  [OUTSIDE]: ["ok", "committed"], [COMMITTED]: ["ok", "committed"], [PENDING]: ["busy", "pending"],
+  [ROLLED_BACK]: ["bad", "rolled back"], [DUPLICATE]: ["idle", "duplicate"],
+  acknowledges: ["ok", "acknowledges"], "rolls back": ["bad", "rolls back"],
+};
+const isCommitted = (message) => message.state === OUTSIDE || message.state === COMMITTED;
+
+/** Sign of a message's place in its transaction. */
+function bracket({ flags, clock: stamp, state, isFirst }) {
+  if (stamp === null || (flags !== CONTINUE && flags !== ACKNOWLEDGE)) return "";
+  if (flags === ACKNOWLEDGE) return state === "rolls back" ? "┘✖" : "┘✔";
+  if (isFirst) return "┌";
+  return state === PENDING ? "┊" : "│";
+}
+
+const MESSAGE_COLUMNS = [
+  { name: "offset", title: "Offset", cell: (row) => row.begin },
+  { name: "time", title: "Time", cell: (row) => row.time !== null && html`<span title=${clock(row.time)}>${shortClock(row.time)}</span>` },
+  { name: "producer", title: "Producer", cell: (row) => row.producer && html`<span title=${row.producer}><i class=${`hue hue${parseInt(row.producer.slice(-2), 16) % 8}`} aria-hidden="true"></i>${row.producer.slice(0, 6)}</span>` },
+  { name: "tx", title: "Tx", cell: (row) => html`<span aria-hidden="true">${bracket(row)}</span>` },
+  { name: "status", title: "Status", cell: (row) => (row.clock === null ? html`<span class="dim">no UUID</span>` : html`<${State} tone=${STATES[row.state][0]}>${STATES[row.state][1]}<//>`) },
+  { name: "message", title: "Message", cell: (row) => html`<span class=${row.error ? "broken" : ""}>${withoutUuid(row)}</span>` },
+];
+
+function withoutUuid(row) {
+  const text = row.text.slice(0, 1000);
+  return row.kind === "json" ? text.replace(/^\{"(?:UUID|uuid)":"[^"]*",?/, "{") : text;
+}
+
+/**
+ * Tail or scan of a journal, outside of the components: it fills a ring of rows, and says at most
+ * once for each frame of the screen that they have changed.
+ */
+class Scan {
+  constructor(onChange) {
+    this.onChange = onChange;
+    this.rows = [];
+    this.hits = 0;
+    this.scanned = 0;
+    this.dropped = 0;
+    this.phase = "idle"; // reading, waiting, paused, ended
+    this.error = null;
+    this.offset = 0;
+    this.head = 0;
+    this.from = 0;
+    this.frame = 0;
+    this.aborter = null;
+  }
+
+  /** Begin at an offset. */
+  async start(name, kind, from, { isLive, isLast, filter, onlyCommitted }) {
+    this.stop();
+    Object.assign(this, { name, kind, isLive, isLast, filter, onlyCommitted, rows: [], hits: 0, scanned: 0, dropped: 0, error: null, phase: "reading" });
+    const { signal } = (this.aborter = new AbortController());
+    this.sequencer = new Sequencer();
+    this.changed();
+    try {
+      const known = await offsetsOf(name, signal);
+      this.head = known.head;
+      const wanted = typeof from === "function" ? await from(known, signal) : from;
+      const target = Math.max(known.begin, Math.min(wanted, known.head));
+      const begin = Math.max(known.begin, target - (target > known.begin && kind !== "hex" ? (isLast ? 4 : 1) * SEEK_BYTES : 0));
+      this.target = isLast ? known.begin : target;
+      this.offset = this.from = begin;
+      this.cutter = new Cutter(kind, begin > known.begin);
+      await this.#read(signal);
+    } catch (error) {
+      this.#failed(error, signal);
+    }
+  }
+
+  /** Continue after a step. */
+  async resume() {
+    const { signal } = this.aborter;
+    this.phase = "reading";
+    this.from = this.offset;
+    try {
+      await this.#read(signal);
+    } catch (error) {
+      this.#failed(error, signal);
+    }
+  }
+
+  stop() {
+    this.aborter?.abort();
+    if (this.phase === "reading" || this.phase === "waiting") this.phase = "paused";
+  }
+
+  async #read(signal) {
+    for (let failures = 0; !signal.aborted;) {
+      if (!this.isLive && this.offset >= this.head) {
+        this.phase = "ended";
+        break;
+      }
+      if (this.offset >= this.head) this.phase = "waiting";
+      this.changed();
+      try {
+        for await (const chunk of content(this.name, this.offset, this.isLive, signal)) {
+          failures = 0;
+          this.error = null;
+          this.#take(chunk);
+          if (!this.isLive && this.offset - this.from >= STEP_BYTES && this.offset < this.head) {
+            this.phase = "step";
+            this.changed();
+            return;
+          }
+          if (!this.isLive && this.offset >= this.head) break;
+        }
+        if (!this.isLive && this.offset < this.head && ++failures > 3) throw new CallError(0, "the broker ended the read");
+      } catch (error) {
+        if (signal.aborted) return;
+        if (error.status >= 400 && error.status < 500 && error.status !== 416 && error.status !== 429) throw error;
+        if (!this.isLive && failures > 3) throw error;
+        this.error = error;
+        failures++;
+        this.changed();
+        await new Promise((resolve) => setTimeout(resolve, Math.min(4000, 250 * 2 ** failures)));
+      }
+    }
+    this.changed();
+  }
+
+  #failed(error, signal) {
+    if (signal.aborted) return;
+    this.error = error;
+    this.phase = "ended";
+    this.changed();
+  }
+
+  #take({ offset, bytes: chunk }) {
+    for (const frame of this.cutter.push(chunk, offset)) {
+      const message = decode(this.kind, frame);
+      this.sequencer.push(message);
+      if (message.begin < this.target) continue;
+      let isHit = true;
+      if (this.filter) {
+        try {
+          isHit = Boolean(this.filter(message));
+        } catch {
+          isHit = false;
+        }
+      }
+      if (isHit) {
+        this.rows.push(message);
+        this.hits++;
+      }
+    }
+    this.scanned += chunk.length;
+    this.offset = offset + chunk.length;
+    this.head = Math.max(this.head, this.offset);
+    this.phase = this.isLive && this.offset >= this.head ? "waiting" : this.phase;
+    if (this.rows.length > ROWS_MAX + 500) {
+      this.dropped += this.rows.length - ROWS_MAX;
+      this.rows.splice(0, this.rows.length - ROWS_MAX);
+    }
+    this.changed();
+  }
+
+  changed() {
+    if (this.frame) return;
+    this.frame = requestAnimationFrame(() => { this.frame = 0; this.onChange(); });
+  }
+}
+
+const FROM = [["end", "last messages"], ["begin", "begin"], ["offset", "offset"], ["time", "time"]];
+
+/** Offset of the fragment that has a time. */
+async function offsetOfTime(name, text, known, signal) {
+  const seconds = Math.floor(new Date(text).getTime() / 1000);
+  if (Number.isNaN(seconds)) throw new CallError(400, "give a date and a time");
+  const found = await call("v1/journals/fragments", { journal: name, beginModTime: String(seconds), pageLimit: 1 }, signal);
+  return found.fragments?.length ? Number(found.fragments[0].spec.begin) : known.head;
+}
+
+function Messages({ name, spec, query }) {
+  const kind = kindOf(labelOf(spec.labels, "content-type"));
+  const token = useToken();
+  const [, setTurn] = useState(0);
+  const scan = useMemo(() => new Scan(() => setTurn((old) => old + 1)), []);
+  const mode = query.offset !== undefined ? "offset" : query.time !== undefined ? "time" : query.from === "begin" ? "begin" : "end";
+  const isLive = query.live === "1";
+  const onlyCommitted = query.committed === "1";
+  const [text, setText] = useState(query.filter || "");
+  const [isFollowing, setFollowing] = useState(true);
+  const [selected, setSelected] = useState(null);
+  const [draft, setDraft] = useState(null);
+  let filter = null;
+  let wrong = "";
+  try {
+    filter = parseFilter(query.filter || "");
+    parseFilter(text);
+  } catch (error) {
+    wrong = error.message;
+  }
+  const start = () => {
+    const from = mode === "begin" ? 0 : mode === "offset" ? Number(query.offset) || 0
+      : mode === "time" ? (known, signal) => offsetOfTime(name, query.time, known, signal) : Infinity;
+    setFollowing(true);
+    scan.start(name, kind, from, { isLive, isLast: mode === "end" && !filter || mode === "end", filter });
+  };
+  useEffect(() => {
+    start();
+    return () => scan.stop();
+  }, [name, kind, token, mode, query.offset, query.time, isLive, query.filter]);
+  useEffect(() => {
+    let timer = 0;
+    const watch = () => {
+      clearTimeout(timer);
+      if (document.hidden) timer = setTimeout(() => scan.stop(), 30_000);
+      else if (scan.phase === "paused" && isLive) scan.aborter.signal.aborted && continueLive(scan);
+    };
+    document.addEventListener("visibilitychange", watch);
+    return () => { clearTimeout(timer); document.removeEventListener("visibilitychange", watch); };
+  }, [isLive]);
+  useKeys({ Escape: () => (selected ? setSelected(null) : false) });
+
+  const shown = onlyCommitted ? scan.rows.filter(isCommitted) : scan.rows;
+  const rows = mode === "end" && !isLive && !query.filter ? shown.slice(-100) : shown;
+  const chooseFrom = (value) => {
+    setDraft(null);
+    if (value === "offset" || value === "time") setDraft(value);
+    else setQuery({ from: value === "begin" ? "begin" : "", offset: "", time: "" });
+  };
+  const command = mode === "offset" ? `curl -sN ${quoted(`${journalUrl(name)}?offset=${Number(query.offset) || 0}${isLive ? "&block=true" : ""}`)}`
+    : `gazctl journals read ${quoted(name)}${mode === "time" && query.time ? ` --since ${new Date(query.time).toISOString().slice(0, 19)}Z` : mode === "end" ? " --tail" : ""}${isLive || mode === "end" ? " --block" : ""}`;
+  return html`<${Fragment}>
+    <div class="bar tools-bar">
+      <label class="inline">From <select value=${draft || mode} onChange=${(event) => chooseFrom(event.target.value)}>${FROM.map(([value, title]) => html`<option key=${value} value=${value}>${title}</option>`)}</select></label>
+      ${(draft || mode) === "offset" && html`<input class="short" type="number" min="0" aria-label="Offset" placeholder="offset" value=${query.offset || ""} onChange=${(event) => setQuery({ offset: event.target.value, time: "", from: "" })} />`}
+      ${(draft || mode) === "time" && html`<input type="datetime-local" aria-label="Time" value=${query.time || ""} onChange=${(event) => setQuery({ time: event.target.value, offset: "", from: "" })} />`}
+      <button class="live" aria-pressed=${String(isLive)} onClick=${() => setQuery({ live: isLive ? "" : "1" })}><span class=${isLive ? "pulse" : ""} aria-hidden="true">${isLive ? "●" : "▶"}</span> ${isLive ? "Live" : "Go live"}</button>
+      <form class="filter" onSubmit=${(event) => { event.preventDefault(); if (!wrong) setQuery({ filter: text }); }}>
+        <${Search} id="filter" label="Filter: path, operator, value" placeholder='filter: customer = "ada"' value=${text} onInput=${(value) => { setText(value); if (!value) setQuery({ filter: "" }); }} />
+        ${text !== (query.filter || "") && !wrong && html`<button type="submit">Apply</button>`}</form>
+      <label class="check"><input type="checkbox" checked=${onlyCommitted} onChange=${() => setQuery({ committed: onlyCommitted ? "" : "1" })} /> committed only</label>
+    </div>
+    ${wrong && html`<p class="stale" role="alert"><${State} tone="warn">Filter<//> ${wrong}</p>`}
+    ${scan.error && (rows.length || isLive ? html`<p class="stale" role="status"><${State} tone="warn">Reading again<//> ${scan.error.message}</p>` : html`<${Failure} error=${scan.error} what="reading this journal" onRetry=${start} />`)}
+    ${rows.length === 0 && !scan.error ? (scan.phase === "reading" ? html`<${Skeleton} rows=${8} />`
+        : html`<${Empty} glyph=${isLive ? "◐" : "○"} title=${query.filter || onlyCommitted ? "No message matches so far" : isLive ? "Waiting for messages" : "There are no messages here"}>
+          ${isLive ? html`<p>They appear when they are appended.</p>` : ""}<${Command} text=${`echo '{"hello": "world"}' | curl -X PUT --data-binary @- ${quoted(journalUrl(name))}`} /><//>`)
+      : rows.length > 0 && html`<div class=${`split${selected ? " open" : ""}`}>
+        <${VirtualTable} label="Messages" kind=${`messages ${kind}`} columns=${MESSAGE_COLUMNS} total=${rows.length} row=${(index) => rows[index] && Object.assign(rows[index], { rowClass: rows[index].clock === null ? "" : STATES[rows[index].state][1].replace(" ", "-") })}
+          keyOf=${(row) => row.begin} isFollowing=${isFollowing && (isLive || mode === "end")} onFollow=${setFollowing}
+          selected=${selected ? rows.indexOf(selected) : -1} onSelect=${(index) => setSelected(rows[index])} onOpen=${(row) => setSelected(row)} />
+        ${selected && html`<${Detail} name=${name} message=${selected} onClose=${() => setSelected(null)} />`}</div>`}
+    <footer class="foot"><span class="progress" >${progressText(scan, isLive, query.filter)}
+        ${scan.phase === "step" && html` <button onClick=${() => scan.resume()}>Continue</button>`}
+        ${scan.phase === "reading" && scan.scanned > 1e6 && html` <button onClick=${() => { scan.stop(); scan.changed(); }}>Stop</button>`}
+        ${rows.length > 0 && html` <button class="quiet" onClick=${() => save(name, rows)}>save as NDJSON</button>`}</span>
+      <${Command} text=${command} /></footer>
+  <//>`;
+}
+
+/** Continue a tail that ended while its tab was hidden, at its offset. */
+function continueLive(scan) {
+  scan.aborter = new AbortController();
+  scan.resume();
+}
+
+function progressText(scan, isLive, filter) {
+  const scanned = filter ? `scanned ${bytes(scan.scanned)} of ${bytes(Math.max(0, scan.head - scan.from))} · ${count(scan.hits)} ${scan.hits === 1 ? "hit" : "hits"}` : `${bytes(scan.scanned)} read`;
+  const limit = scan.dropped ? ` · the last ${count(ROWS_MAX)} are shown` : "";
+  const phase = { reading: " · reading…", waiting: isLive ? " · live" : "", paused: " · paused", step: "", ended: "" }[scan.phase] || "";
+  return `${scanned}${limit}${phase}`;
+}
+
+function save(name, rows) {
+  const lines = rows.map((row) => (row.kind === "json" && !row.error ? row.text : JSON.stringify({ offset: row.begin, value: valueOf(row) })));
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([`${lines.join("\n")}\n`], { type: "application/x-ndjson" }));
+  link.download = `${name.replace(/\//g, "_")}.ndjson`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+function Detail({ name, message, onClose }) {
+  const value = valueOf(message);
+  const pretty = typeof value === "string" ? value : JSON.stringify(value, null, 2);
+  const curl = `curl -s ${quoted(`${journalUrl(name)}?offset=${message.begin}`)} | head -c ${message.size}`;
+  const [tone, word] = message.clock === null ? ["idle", "no UUID: not sequenced"] : STATES[message.state];
+  const raw = message.bytes ? toHex(message.bytes.slice(0, 4096)).replace(/(..)(?=.)/g, "$1 ") : "";
+  return html`<aside class="detail" aria-label="Message">
+    <div class="bar"><h2>Message at ${message.begin}</h2><button class="icon" onClick=${onClose} aria-label="Close the message" title="Close (Esc)">✕</button></div>
+    <dl class="facts"><dt>Status</dt><dd><${State} tone=${tone}>${word}<//>${message.acknowledged ? html`<span class="dim"> at ${clock(message.acknowledged)}</span>` : ""}</dd>
+      <dt>Offsets</dt><dd class="mono">${message.begin} – ${message.end} <span class="dim">(${count(message.size)} bytes)</span></dd>
+      ${message.uuid && html`<${Fragment}><dt>Time</dt><dd class="mono">${clock(message.time)}</dd><dt>Producer</dt><dd class="mono">${message.producer}</dd><dt>Clock</dt><dd class="mono">${String(message.clock)}</dd><dt>UUID</dt><dd class="mono">${message.uuid}</dd><//>`}
+      ${message.error && html`<${Fragment}><dt>Problem</dt><dd>${message.error === "no JSON" ? "the line is no JSON" : "no frame begins here: these bytes are passed over"}</dd><//>`}</dl>
+    <pre tabindex="0">${pretty.slice(0, 65536)}</pre>
+    ${raw && html`<details><summary>Bytes</summary><pre tabindex="0">${raw}</pre></details>`}
+    <div class="buttons"><${Copy} text=${message.text || pretty} label="copy message" /><${Copy} text=${`${location.href.split("#")[0]}${journalLink(name, { offset: message.begin })}`} label="copy link" /><${Copy} text=${curl} label="copy curl" /></div>
+  </aside>`;
+}
+
+// ---------------------------------------------------------------- fragments
+
+function Fragments({ name, head }) {
+  const answer = useCall("v1/journals/fragments", { journal: name, pageLimit: 1000 }, 15_000);
+  return html`<div class="scroll"><${Loaded} of=${answer} what="its fragments">${(data) => {
+    const fragments = (data.fragments || []).map(({ spec, signedUrl }) => ({ ...spec, begin: Number(spec.begin || 0), end: Number(spec.end || 0), signedUrl }));
+    if (!fragments.length) return html`<${Empty} title="No fragments yet"><p>A fragment is stored when it is full, or after the flush interval of the spec.</p><//>`;
+    const faults = gapsAndOverlaps(fragments);
+    return html`<${FragmentBar} fragments=${fragments} head=${Number(head?.head || 0)} />
+      ${faults.map((fault) => html`<p key=${fault} class="stale"><${State} tone="bad">${fault}<//></p>`)}
+      <div class="table-wrap" tabindex="0" role="region" aria-label="Fragments"><table><thead><tr><th class="num">Begin</th><th class="num">End</th><th class="num">Length</th><th>Codec</th><th>Store</th><th>Stored</th><th>SHA-1</th></tr></thead>
+      <tbody>${fragments.slice(-500).reverse().map((one) => html`<tr key=${`${one.begin}-${one.end}-${one.backingStore}`}><td class="num mono"><a href=${journalLink(name, { offset: one.begin })}>${one.begin}</a></td><td class="num mono">${one.end}</td><td class="num">${bytes(one.end - one.begin)}</td>
+        <td>${codec(one.compressionCodec)}</td><td class="mono">${one.backingStore || html`<${State} tone="busy">on brokers<//>`}</td><td>${Number(one.modTime) ? since(Number(one.modTime) * 1e6) : html`<span class="dim">not yet</span>`}</td><td class="mono dim">${sha1(one.sum)}</td></tr>`)}</tbody></table></div>
+      ${fragments.length > 500 && html`<p class="dim">The last 500 of ${count(fragments.length)} are shown${data.nextPageToken && Number(data.nextPageToken) ? "; there are more" : ""}.</p>`}`;
+  }}<//><${Command} text=${`gazctl journals fragments ${quoted(name)}`} /></div>`;
+}
+
+const codec = (value) => String(value || "none").toLowerCase().replace("_", " ");
+
+function sha1(sum) {
+  if (!sum) return "";
+  const hex = (value, digits) => BigInt(value || 0).toString(16).padStart(digits, "0");
+  return `${hex(sum.part1, 16)}${hex(sum.part2, 16)}${hex(sum.part3, 8)}`.slice(0, 12);
+}
+
+function gapsAndOverlaps(fragments) {
+  const faults = [];
+  let end = fragments[0].begin;
+  for (const one of [...fragments].sort((a, b) => a.begin - b.begin || a.end - b.end)) {
+    if (one.begin > end) faults.push(`Gap from ${end} to ${one.begin}: ${bytes(one.begin - end)} are missing`);
+    end = Math.max(end, one.end);
+  }
+  return faults.slice(0, 5);
+}
+
+/** All fragments as one bar: stored, only on brokers, and what is missing between. */
+function FragmentBar({ fragments, head }) {
+  const begin = Math.min(...fragments.map((one) => one.begin));
+  const end = Math.max(head, ...fragments.map((one) => one.end));
+  const scale = 1000 / Math.max(1, end - begin);
+  const stored = fragments.filter((one) => one.backingStore).reduce((sum, one) => sum + one.end - one.begin, 0);
+  return html`<figure class="fragments"><svg viewBox="0 0 1000 32" preserveAspectRatio="none" role="img" aria-label=${`${fragments.length} fragments from ${begin} to ${end}`}>
+    <rect class="missing" width="1000" height="32" />
+    ${fragments.slice(-800).map((one) => html`<rect key=${`${one.begin}-${one.end}-${one.backingStore}`} class=${one.backingStore ? "stored" : "local"} x=${((one.begin - begin) * scale).toFixed(2)} width=${Math.max(1.5, (one.end - one.begin) * scale - 1).toFixed(2)} height="32"><title>${`${one.begin} – ${one.end}, ${bytes(one.end - one.begin)}${one.backingStore ? "" : ", not stored yet"}`}</title></rect>`)}
+  </svg><figcaption><span class="mono">${begin}</span><span><i class="key stored"></i>stored ${bytes(stored)} <i class="key local"></i>on brokers only <i class="key missing"></i>missing</span><span class="mono">${end}</span></figcaption></figure>`;
+}
+
+// ---------------------------------------------------------------- replicas, spec
+
+function Replicas({ route, spec, heads, head }) {
+  const members = (route?.members || []).map(memberName);
+  const found = new Map((head?.replicas || []).map((replica) => [memberName(replica.member), replica]));
+  const slots = Array.from({ length: Math.max(spec.replication, members.length) }, (_, index) => members[index]);
+  return html`<div class="scroll"><${Stale} error=${heads.error} time=${heads.time} />
+    <div class="cards">${slots.map((name, index) => {
+      if (!name) return html`<article key=${index} class="card missing"><h2><${State} tone="warn">no replica<//></h2><p>No broker has room, or none is in another zone.</p><${Command} text="gazette allocator simulate" /></article>`;
+      const replica = found.get(name);
+      const isPrimary = index === route.primary;
+      return html`<article key=${name} class="card"><h2><a href="#/brokers">${name}</a>${isPrimary ? html`<span class="tag">primary</span>` : ""}</h2>
+        <dl class="facts"><dt>Pipeline</dt><dd>${replica ? html`<${State} tone=${replica.synced ? "ok" : "warn"}>${replica.synced ? "in sync" : "not in sync"}<//>` : html`<span class="unknown">not known</span>`}</dd>
+          <dt>End</dt><dd class="mono"><${Maybe} text=${replica && count(replica.head)} /></dd><dt>Not stored</dt><dd><${Maybe} text=${replica && bytes(replica.unstored)} /></dd>
+          <dt>Endpoint</dt><dd class="mono">${route.endpoints?.[index] || ""}</dd></dl></article>`;
+    })}</div>
+    ${head?.error && html`<p class="stale"><${State} tone="warn">Not all is known<//> ${head.error}</p>`}
+    <${Command} text=${`gazctl journals list ${quoted(spec.name)} -p -r --heads --unstored`} /></div>`;
+}
+
+function Spec({ journal }) {
+  const { spec } = journal;
+  const text = yaml({ ...spec, labels: spec.labels?.labels });
+  return html`<div class="scroll"><div class="cards wide"><article class="card"><h2>Spec</h2><pre class="code" tabindex="0">${text}</pre></article>
+    <article class="card"><h2>Labels</h2>${(spec.labels?.labels || []).length ? html`<dl class="facts mono">${spec.labels.labels.map(({ name, value }) => html`<${Fragment} key=${name + value}><dt>${name}</dt><dd>${value}</dd><//>`)}</dl>` : html`<p class="dim">none</p>`}
+      <h2>Revision</h2><dl class="facts"><dt>Created</dt><dd class="mono">${journal.createRevision}</dd><dt>Changed</dt><dd class="mono">${journal.modRevision}</dd></dl></article></div>
+    <${Command} text=${`gazctl journals edit -l ${quoted(`name=${spec.name}`)}`} /></div>`;
+}
+
+/** Object as YAML, for reading. Fields that are empty are left out. */
+function yaml(value, indent = "") {
+  return Object.entries(value).map(([key, one]) => {
+    if (one === null || one === "" || one === 0 || one === "0" || (Array.isArray(one) && !one.length)) return "";
+    const name = key.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
+    if (Array.isArray(one)) return `${indent}${name}:\n${one.map((item) => `${indent}  - ${typeof item === "object" ? yaml(item, `${indent}    `).trimStart() : `${item}\n`}`).join("")}`;
+    if (typeof one === "object") return `${indent}${name}:\n${yaml(one, `${indent}  `)}`;
+    return `${indent}${name}: ${one}\n`;
+  }).join("");
+}
