@@ -1,8 +1,7 @@
 """Console as a server of its own: it forwards what the page reads to a broker and a consumer.
 
-For hosts where browsers reach neither, and for clusters of other make. Targets are the given
-addresses and no others. A request is forwarded with its token and body, and no other header. Calls
-that change something are refused.
+For networks where browsers reach neither. Targets are the given addresses and no others. A request
+is forwarded with its token and body, and no other header. Calls that change something are refused.
 """
 
 from __future__ import annotations

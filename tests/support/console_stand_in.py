@@ -168,7 +168,12 @@ class StandIn:
             "replication": 3,
             "members": members,
             "state": state,
-            "labels": {"labels": [{"name": "topic", "value": name.rpartition("/")[0]}]},
+            "labels": {
+                "labels": [
+                    {"name": "content-type", "value": world.content_type},
+                    {"name": "topic", "value": name.rpartition("/")[0]},
+                ]
+            },
             "stores": ["s3://acme-gazette/prod/"],
         }
         if state != "JOURNAL_NO_PRIMARY":
@@ -181,11 +186,16 @@ class StandIn:
                 "unstored": str((number * 7919) % 90_000_000),
                 "rate": float((number * 104_729) % 5_000_000),
             }
+        if world.readable and name in world.content:
+            end = str(len(world.content[name]))
+            row |= {"head": end, "size": end}
         return row
 
     def page(self, body: dict[str, Any]) -> dict[str, Any]:
         count = len(self.world.names) or self.world.journals
         rows = [self.row(number) for number in range(count)]
+        for label in body.get("selector", {}).get("include", {}).get("labels", []):
+            rows = [row for row in rows if row["name"] == label["value"]]
         search = body.get("search", "").lower()
         rows = [row for row in rows if search in row["name"].lower()]
         states = {name: str(sum(row["state"] == name for row in rows)) for name in STATES}
@@ -473,9 +483,9 @@ class StandIn:
             states[row["state"]] = str(int(states.get(row["state"], "0")) + 1)
         if wanted := body.get("states"):
             rows = [row for row in rows if row["state"] in wanted]
-        order = {"FAILED": 0, "BACKFILL": 1}
         if body.get("sort") == "BY_SHARD_STATE":
-            rows.sort(key=lambda row: order.get(row["state"], 2))
+            codes = {"BACKFILL": 100, "PRIMARY": 300, "FAILED": 400}
+            rows.sort(key=lambda row: codes[row["state"]], reverse=body.get("descending", False))
         skip = body.get("skip", 0)
         members = [{"zone": "a", "suffix": "totals-0"}, {"zone": "b", "suffix": "totals-1"}]
         return {

@@ -293,7 +293,8 @@ export function memberName(id) {
   return id ? `${id.zone}/${id.suffix}` : "";
 }
 
-function resolved(row, members) {
+/** Row with names of its members in place of indices. */
+export function resolved(row, members) {
   const names = (row.members || []).map((index) => memberName(members[index]));
   const primary = row.primary === undefined || row.primary === null ? "" : memberName(members[row.primary]);
   return { ...row, memberNames: names, primaryName: primary, others: names.filter((name) => name !== primary) };

@@ -1,7 +1,7 @@
 // Pages of the cluster as a whole: overview, brokers, stores, events.
 import { useEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
 import { memberName, stream, useCall, useStream, useToken } from "./api.js";
-import { Command, Empty, Failure, Fragment, Loaded, Maybe, Meter, Search, Sparkline, State, announce, bytes, clock, count, duration, html, journalLink, rate, setQuery, severityTone, shardLink, since, to, useHistory } from "./parts.js";
+import { Command, Empty, Failure, Linked, Loaded, Maybe, Meter, Search, Sparkline, State, announce, bytes, clock, count, duration, html, journalLink, rate, setQuery, severityTone, shardLink, since, to, useHistory } from "./parts.js";
 
 const REFRESH_MS = 3000;
 
@@ -14,6 +14,7 @@ function subjectLink(kind, subject) {
     case "journal": case "route": return journalLink(subject);
     case "shard": return shardLink("", subject);
     case "member": return "#/brokers";
+    case "application": return to(["shards"], { application: subject });
     case "store": return "#/stores";
     default: return "";
   }
@@ -86,7 +87,7 @@ function Problems({ problems, report }) {
     return html`<div class="calm"><span class="glyph" aria-hidden="true">✔</span><div><b>Nothing</b><p>${Number(report.journals) ? `All ${count(report.journals)} journals are served by ${plural(report.brokers, "broker")}.` : html`Create a first journal: <code>gazctl journals create examples/hello --partitions 0</code>`}</p></div></div>`;
   }
   return html`<ul class="problems">${problems.map((problem) => html`<li key=${problem.check + problem.subject}><${State} tone=${severityTone(problem.severity)}>${({ ERROR: "error", WARNING: "warning" })[problem.severity] || "note"}<//>
-    <div><p>${subjectLink(problem.kind, problem.subject) ? html`<a href=${subjectLink(problem.kind, problem.subject)} class="mono">${problem.subject}</a>` : html`<b class="mono">${problem.subject}</b>`} ${problem.text}
+    <div><p><${Linked} href=${subjectLink(problem.kind, problem.subject)} subject=${problem.subject} text=${problem.text} />
       ${Number(problem.others) > 0 && html`<span class="dim"> and ${count(problem.others)} more</span>`}</p>
       ${problem.command && html`<${Command} text=${problem.command} />`}</div><small class="dim">${since(problem.sinceUs)}</small></li>`)}</ul>`;
 }
@@ -157,7 +158,7 @@ function Processes({ members }) {
 
 export function Stores() {
   const report = useCall("v1/cluster/report", undefined, REFRESH_MS);
-  return html`<section><div class="title"><h1>Stores</h1></div><${Loaded} of=${report} what="the stores">${({ stores = [] }) => (stores.length ? html`<div class="cards wide">${stores.map((store) => html`<article class="card" key=${store.url}>
+  return html`<section><div class="title"><h1>Stores</h1></div><${Loaded} of=${report} what="the stores">${({ stores = [] }) => (stores.length ? html`<div class="cards">${stores.map((store) => html`<article class="card" key=${store.url}>
       <h2 class="mono">${store.url}</h2>
       <p>${store.healthy === true ? html`<${State} tone="ok">healthy<//>` : store.healthy === false ? html`<${State} tone="bad">fails<//>` : html`<${State} tone="idle">not checked: no broker uses it<//>`}${Number(store.sinceUs) ? html` <span class="dim">for ${since(store.sinceUs).replace(/ ago$/, "")}</span>` : ""}</p>
       ${store.error && html`<pre class="problem" tabindex="0">${store.error}</pre>`}
@@ -213,7 +214,7 @@ export function Events({ at }) {
     ${error && (kept.events.length ? html`<p class="stale" role="status"><${State} tone="warn">Connecting again<//> ${error.message}</p>` : html`<${Failure} error=${error} what="the events of the cluster" />`)}
     ${shown.length ? html`<ol class="events">${shown.map((event) => html`<li key=${event.id} class=${severityTone(event.severity)}><time class="mono dim">${clock(Number(event.timeUs) / 1000)}</time>
         <${State} tone=${severityTone(event.severity)}>${event.kind}<//>
-        <div>${subjectLink(event.kind, event.subject) ? html`<a class="mono" href=${subjectLink(event.kind, event.subject)}>${event.subject}</a>` : html`<span class="mono">${event.subject}</span>`} <span>${event.text}</span></div><span class="mono dim member">${event.member}</span></li>`)}</ol>`
+        <div><${Linked} href=${subjectLink(event.kind, event.subject)} subject=${event.subject} text=${event.text} /></div><span class="mono dim member">${event.member}</span></li>`)}</ol>`
       : !error && html`<${Empty} glyph="◐" title=${kept.events.length ? "No event matches" : "No event yet"}><p>${kept.events.length ? html`${count(kept.events.length)} are kept; change the filter.` : "Members that join and leave, journals that move, failing stores and shards, and warnings of logs appear here."}</p><//>`}
     <${Command} text="curl -sN -H 'Authorization: Bearer …' ADDRESS/v1/cluster/events" /></section>`;
 }

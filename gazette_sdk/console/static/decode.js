@@ -52,13 +52,16 @@ const QUOTE = 34;
 const MAGIC = [0x66, 0x33, 0x93, 0x36];
 const HEX_ROW = 16;
 
-/** Kind of a content type: json, csv, fixed, or hex for any other. */
+/**
+ * Kind of a content type: json, csv, fixed, log (frames, with content of files between them), or
+ * hex for any other.
+ */
 export function kindOf(contentType) {
   switch ((contentType || "").split(";")[0].trim()) {
     case "application/x-ndjson": return "json";
     case "text/csv": return "csv";
-    case "application/x-protobuf-fixed":
-    case "application/x-gazette-recoverylog": return "fixed";
+    case "application/x-protobuf-fixed": return "fixed";
+    case "application/x-gazette-recoverylog": return "log";
     default: return "hex";
   }
 }
@@ -104,7 +107,7 @@ export class Cutter {
   /** Index of the next frame's begin, or -1 where it is not there yet. */
   #skipped() {
     let at;
-    if (this.kind === "fixed") at = nextMagic(this.rest, 0);
+    if (this.kind === "fixed" || this.kind === "log") at = nextMagic(this.rest, 0);
     else at = this.rest.indexOf(LINE) + 1 || -1;
     if (at >= 0) this.isMiddle = false;
     return at;
@@ -115,7 +118,7 @@ export class Cutter {
     if (at >= rest.length) return -1;
     if (this.kind === "json") return rest.indexOf(LINE, at) + 1 || -1;
     if (this.kind === "csv") return csvEnd(rest, at);
-    if (this.kind === "fixed") return fixedEnd(rest, at);
+    if (this.kind === "fixed" || this.kind === "log") return fixedEnd(rest, at);
     return Math.min(at + HEX_ROW, rest.length);
   }
 }
@@ -161,11 +164,12 @@ export function decode(kind, frame) {
     message.text = utf8.decode(frame.bytes).replace(/\r?\n$/, "");
     message.bytes = null; // the text has all of it
     message.uuid = kind === "json" ? jsonUuid(message) : parseCsv(message.text)[0] || "";
-  } else if (kind === "fixed") {
+  } else if (kind === "fixed" || kind === "log") {
     const isFrame = MAGIC.every((byte, index) => frame.bytes[index] === byte);
     const fields = isFrame ? wireFields(frame.bytes.subarray(8)) : null;
     message.text = fields ? wireText(fields) : toHex(frame.bytes.subarray(isFrame ? 8 : 0, 512));
-    if (!isFrame) message.error = "no frame";
+    if (!isFrame && kind === "log") message.text = `content of a file, ${frame.bytes.length} bytes: ${message.text.slice(0, 128)}…`;
+    else if (!isFrame) message.error = "no frame";
     message.uuid = fields ? wireUuid(fields) : "";
   } else {
     message.text = hexRow(frame.bytes);
@@ -195,7 +199,8 @@ export function valueOf(message) {
   try {
     if (message.kind === "json") return JSON.parse(message.text);
     if (message.kind === "csv") return parseCsv(message.text);
-    if (message.kind === "fixed" && message.bytes) return wireObject(wireFields(message.bytes.subarray(8)) || []);
+    if (message.clock === null && message.kind === "log" && message.text.startsWith("content")) return message.text;
+    if ((message.kind === "fixed" || message.kind === "log") && message.bytes) return wireObject(wireFields(message.bytes.subarray(8)) || []);
   } catch { /* no value */ }
   return message.text;
 }
@@ -251,7 +256,7 @@ export function wireFields(bytes, depth = 0) {
       const size = type === 1 ? 8 : 4;
       if (at + size > bytes.length) return null;
       const view = new DataView(bytes.buffer, bytes.byteOffset + at, size);
-      value = size === 8 ? view.getFloat64(0, true) : view.getFloat32(0, true);
+      value = size === 8 ? likelyNumber(view.getFloat64(0, true), view.getBigUint64(0, true)) : likelyNumber(view.getFloat32(0, true), view.getUint32(0, true));
       at += size;
     } else if (type === 2) {
       const length = varint();
@@ -262,6 +267,12 @@ export function wireFields(bytes, depth = 0) {
     fields.push({ number, type, value });
   }
   return fields;
+}
+
+/** Number of a fixed width: a float where it looks like one, else an integer. */
+function likelyNumber(float, integer) {
+  const size = Math.abs(float);
+  return float === 0 || (size > 1e-6 && size < 1e15) ? float : integer;
 }
 
 function lengthDelimited(bytes, depth) {

@@ -1,8 +1,8 @@
 // Pages of journals: the list, and one journal with its messages, fragments, replicas and spec.
 import { useEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
-import { CallError, call, content, first, journalPath, journalUrl, memberName, offsetsOf, useCall, usePages, useToken } from "./api.js";
-import { ACKNOWLEDGE, COMMITTED, CONTINUE, Cutter, DUPLICATE, OUTSIDE, PENDING, ROLLED_BACK, SEEK_BYTES, Sequencer, decode, kindOf, parseFilter, toHex, valueOf } from "./decode.js";
-import { Command, Copy, Empty, Failure, Fragment, Loaded, Maybe, Path, Search, Skeleton, Stale, State, StateFilter, Tabs, VirtualTable, announce, bytes, clock, count, duration, html, journalLink, journalState, quoted, rate, setQuery, shortClock, since, useKeys } from "./parts.js";
+import { CallError, call, content, journalUrl, memberName, offsetsOf, pause, resolved, useCall, usePages, useToken } from "./api.js";
+import { ACK_COMMIT, ACK_ROLLBACK, ACKNOWLEDGE, COMMITTED, CONTINUE, Cutter, DUPLICATE, OUTSIDE, PENDING, ROLLED_BACK, SEEK_BYTES, Sequencer, decode, kindOf, parseFilter, toHex, valueOf } from "./decode.js";
+import { Command, Copy, Empty, Failure, Fragment, Loaded, Maybe, Path, Search, Skeleton, Stale, State, StateFilter, Tabs, VirtualTable, announce, bytes, clock, count, duration, html, journalLink, journalState, quoted, rate, setQuery, shortClock, since, useKeys, useSearch } from "./parts.js";
 
 const SORTS = { name: "BY_NAME", state: "BY_STATE", replication: "BY_REPLICATION", head: "BY_HEAD", rate: "BY_RATE", size: "BY_SIZE", unstored: "BY_UNSTORED" };
 const REFRESH_MS = 5000;
@@ -32,18 +32,11 @@ const LIST_COLUMNS = [
 
 export function Journals({ at }) {
   const { q = "", sort = "name", state = "" } = at.query;
-  const [text, setText] = useState(q);
-  useEffect(() => setText(q), [q]);
+  const [text, search] = useSearch(q);
   const descending = sort.startsWith("-");
   const by = sort.replace(/^-/, "");
   const query = { search: q, sort: SORTS[by] || "BY_NAME", descending, states: state ? [state] : [] };
   const pages = usePages("v1/journals/page", query, REFRESH_MS);
-  const typed = useRef(0);
-  const search = (value) => {
-    setText(value);
-    clearTimeout(typed.current);
-    typed.current = setTimeout(() => setQuery({ q: value }), 30);
-  };
   const command = listCommand(q);
   const isEmpty = !pages.isLoading && !pages.error && pages.total === 0;
   return html`<section class="fill">
@@ -55,7 +48,7 @@ export function Journals({ at }) {
       : isEmpty ? (q || state ? html`<${Empty} title="No journal matches"><p>Search for a part of a name, or <code>label=value</code>.</p><button onClick=${() => setQuery({ q: "", state: "" })}>Show all</button><//>`
         : html`<${Empty} title="There are no journals yet"><p>Create one in a terminal:</p><${Command} text="gazctl journals create examples/hello --partitions 0" /><//>`)
       : html`<${VirtualTable} label="Journals" kind="journals" columns=${LIST_COLUMNS} total=${pages.total} row=${(index) => pages.rows.get(index)} keyOf=${(row) => row.name}
-          sort=${{ by, descending }} onSort=${(name) => setQuery({ sort: name === by && !descending ? `-${name}` : name === by && descending ? name : name === "name" || name === "state" ? name : `-${name}` })}
+          sort=${{ by, descending }} onSort=${(name) => setQuery({ sort: name === by ? (descending ? name : `-${name}`) : name === "name" ? name : `-${name}` })}
           onShow=${pages.show} onOpen=${(row) => { location.hash = journalLink(row.name); }} />`}
     <footer class="foot"><span>${count(pages.total)} ${pages.total === 1 ? "journal" : "journals"}${q ? html` match <b>${q}</b>` : ""}</span><${Command} text=${command} /></footer>
   </section>`;
@@ -71,62 +64,41 @@ function listCommand(q) {
 
 const TABS = [["messages", "Messages"], ["fragments", "Fragments"], ["replicas", "Replicas"], ["spec", "Spec"]];
 
+const named = (name) => ({ include: { labels: [{ name: "name", value: name }] } });
+
 export function Journal({ at }) {
   const name = at.segments.slice(1).join("/");
   const tab = TABS.some(([each]) => each === at.query.tab) ? at.query.tab : "messages";
-  const token = useToken();
-  const [found, setFound] = useState({ spec: null, error: null });
-  const [turn, setTurn] = useState(0);
-  useEffect(() => {
-    const aborter = new AbortController();
-    const selector = { include: { labels: [{ name: "name", value: name }] } };
-    first("v1/journals/list", { selector }, aborter.signal).then((answer) => {
-      const journal = answer?.journals?.[0];
-      setFound(journal ? { journal, error: null } : { error: new CallError(404, `there is no journal ${name}`) });
-    }, (error) => { if (!aborter.signal.aborted) setFound((old) => ({ ...old, error })); });
-    const timer = setTimeout(() => setTurn((old) => old + 1), REFRESH_MS);
-    return () => { clearTimeout(timer); aborter.abort(); };
-  }, [name, token, turn]);
-  const heads = useCall("v1/journals/heads", { journals: [name] }, REFRESH_MS);
-  if (!found.journal) return found.error ? html`<section><${Title} name=${name} /><${Failure} error=${found.error} what="this journal" /></section>` : html`<section><${Title} name=${name} /><${Skeleton} /></section>`;
-  const { journal } = found;
-  const { spec, route } = journal;
-  const head = heads.data?.heads?.[0];
+  const page = useCall("v1/journals/page", { selector: named(name), limit: 1 }, REFRESH_MS);
+  const found = page.data?.rows?.[0];
+  if (!found) {
+    return html`<section><${Title} name=${name} />${page.error ? html`<${Failure} error=${page.error} what="this journal" onRetry=${page.reload} />`
+      : page.data ? html`<${Failure} error=${new CallError(404, `there is no journal ${name}`)} what="this journal" />` : html`<${Skeleton} />`}</section>`;
+  }
+  const row = resolved(found, page.data.members || []);
   return html`<section class="fill">
-    <${Title} name=${name} journal=${journal} head=${head} />
+    <${Title} name=${name} row=${row} /><${Stale} error=${page.error} time=${page.time} />
     <div class="bar under"><${Tabs} label="Views of the journal" tabs=${TABS} current=${tab} onChoose=${(value) => setQuery({ tab: value === "messages" ? "" : value })} /></div>
     <div id="panel" role="tabpanel" aria-labelledby=${`tab-${tab}`} class="panel fill">
-      ${tab === "messages" ? html`<${Messages} name=${name} spec=${spec} query=${at.query} />`
-        : tab === "fragments" ? html`<${Fragments} name=${name} head=${head} />`
-        : tab === "replicas" ? html`<${Replicas} route=${route} spec=${spec} heads=${heads} head=${head} />`
-        : html`<${Spec} journal=${journal} />`}
+      ${tab === "messages" ? html`<${Messages} name=${name} row=${row} query=${at.query} />`
+        : tab === "fragments" ? html`<${Fragments} name=${name} row=${row} />`
+        : tab === "replicas" ? html`<${Replicas} row=${row} />`
+        : html`<${Spec} name=${name} />`}
     </div></section>`;
 }
 
-function stateOf({ spec, route, waiting }) {
-  const members = route?.members || [];
-  if (waiting) return "JOURNAL_WAITING";
-  if (spec.suspend?.level && spec.suspend.level !== "NONE") return "JOURNAL_SUSPENDED";
-  if (!members.length) return "JOURNAL_UNASSIGNED";
-  if (route.primary < 0) return "JOURNAL_NO_PRIMARY";
-  return members.length < spec.replication ? "JOURNAL_SHORT" : "JOURNAL_OK";
-}
-
-function Title({ name, journal, head }) {
-  const state = journal && stateOf(journal);
+function Title({ name, row }) {
+  const [tone, word] = row ? journalState(row.state) : [];
   const last = useRef("");
   useEffect(() => {
-    if (state && last.current && last.current !== state) announce(`${name} is ${journalState(state)[1]}`);
-    last.current = state;
-  }, [state]);
+    if (word && last.current && last.current !== word) announce(`${name} is ${word}`);
+    last.current = word;
+  }, [word]);
   return html`<div class="title"><h1><${Path} name=${name} /></h1>
-    ${journal && html`<dl class="summary"><div><dt>State</dt><dd><${State} tone=${journalState(state)[0]}>${journalState(state)[1]}<//></dd></div>
-      <div><dt>Content</dt><dd>${labelOf(journal.spec.labels, "content-type") || html`<span class="dim">bytes</span>`}</dd></div>
-      <div><dt>Primary</dt><dd>${memberName(journal.route?.members?.[journal.route.primary]) || "none"}</dd></div>
-      <div><dt>End</dt><dd>${head ? html`<${Maybe} text=${bytes(head.head)} />` : "…"}</dd></div>
-      <div><dt>Size</dt><dd>${head ? html`<${Maybe} text=${bytes(head.size)} />` : "…"}</dd></div>
-      <div><dt>Rate</dt><dd>${head ? html`<${Maybe} text=${rate(head.rate)} />` : "…"}</dd></div>
-      <div><dt>Not stored</dt><dd>${head ? html`<${Maybe} text=${bytes(head.unstored)} />` : "…"}${head?.oldestUnstoredS ? ` (${duration(head.oldestUnstoredS)})` : ""}</dd></div></dl>`}</div>`;
+    ${row && html`<dl class="summary"><div><dt>State</dt><dd><${State} tone=${tone}>${word}<//></dd></div>
+      <div><dt>Content</dt><dd>${labelOf(row.labels, "content-type") || html`<span class="dim">bytes</span>`}</dd></div>
+      <div><dt>Primary</dt><dd>${row.primaryName || "none"}</dd></div>
+      ${[["End", bytes(row.head)], ["Size", bytes(row.size)], ["Rate", rate(row.rate)], ["Not stored", bytes(row.unstored)]].map(([title, text]) => html`<div key=${title}><dt>${title}</dt><dd><${Maybe} text=${text} /></dd></div>`)}</dl>`}</div>`;
 }
 
 // ---------------------------------------------------------------- messages
@@ -136,14 +108,14 @@ const STEP_BYTES = 64 * 1024 * 1024;
 const STATES = {
   [OUTSIDE]: ["ok", "committed"], [COMMITTED]: ["ok", "committed"], [PENDING]: ["busy", "pending"],
   [ROLLED_BACK]: ["bad", "rolled back"], [DUPLICATE]: ["idle", "duplicate"],
-  acknowledges: ["ok", "acknowledges"], "rolls back": ["bad", "rolls back"],
+  [ACK_COMMIT]: ["ok", "acknowledges"], [ACK_ROLLBACK]: ["bad", "rolls back"],
 };
 const isCommitted = (message) => message.state === OUTSIDE || message.state === COMMITTED;
 
 /** Sign of a message's place in its transaction. */
 function bracket({ flags, clock: stamp, state, isFirst }) {
   if (stamp === null || (flags !== CONTINUE && flags !== ACKNOWLEDGE)) return "";
-  if (flags === ACKNOWLEDGE) return state === "rolls back" ? "┘✖" : "┘✔";
+  if (flags === ACKNOWLEDGE) return state === ACK_ROLLBACK ? "┘✖" : "┘✔";
   if (isFirst) return "┌";
   return state === PENDING ? "┊" : "│";
 }
@@ -183,18 +155,19 @@ class Scan {
   }
 
   /** Begin at an offset. */
-  async start(name, kind, from, { isLive, isLast, filter, onlyCommitted }) {
+  async start(name, kind, from, { known: given, isLive, isLast, filter }) {
     this.stop();
-    Object.assign(this, { name, kind, isLive, isLast, filter, onlyCommitted, rows: [], hits: 0, scanned: 0, dropped: 0, error: null, phase: "reading" });
+    Object.assign(this, { name, kind, isLive, isLast, filter, rows: [], hits: 0, scanned: 0, dropped: 0, error: null, phase: "reading" });
     const { signal } = (this.aborter = new AbortController());
     this.sequencer = new Sequencer();
     this.changed();
     try {
-      const known = await offsetsOf(name, signal);
+      const known = given || await offsetsOf(name, signal);
       this.head = known.head;
       const wanted = typeof from === "function" ? await from(known, signal) : from;
       const target = Math.max(known.begin, Math.min(wanted, known.head));
-      const begin = Math.max(known.begin, target - (target > known.begin && kind !== "hex" ? (isLast ? 4 : 1) * SEEK_BYTES : 0));
+      const seek = isLast ? 4 * SEEK_BYTES : kind === "hex" ? 0 : SEEK_BYTES;
+      const begin = Math.max(known.begin, target > known.begin ? target - seek : target);
       this.target = isLast ? known.begin : target;
       this.offset = this.from = begin;
       this.cutter = new Cutter(kind, begin > known.begin);
@@ -230,7 +203,9 @@ class Scan {
       if (this.offset >= this.head) this.phase = "waiting";
       this.changed();
       try {
+        let isEmpty = true;
         for await (const chunk of content(this.name, this.offset, this.isLive, signal)) {
+          isEmpty = false;
           failures = 0;
           this.error = null;
           this.#take(chunk);
@@ -239,8 +214,8 @@ class Scan {
             this.changed();
             return;
           }
-          if (!this.isLive && this.offset >= this.head) break;
         }
+        if (isEmpty && this.isLive) await pause(500, signal);
         if (!this.isLive && this.offset < this.head && ++failures > 3) throw new CallError(0, "the broker ended the read");
       } catch (error) {
         if (signal.aborted) return;
@@ -249,7 +224,7 @@ class Scan {
         this.error = error;
         failures++;
         this.changed();
-        await new Promise((resolve) => setTimeout(resolve, Math.min(4000, 250 * 2 ** failures)));
+        await pause(Math.min(4000, 250 * 2 ** failures), signal);
       }
     }
     this.changed();
@@ -307,8 +282,10 @@ async function offsetOfTime(name, text, known, signal) {
   return found.fragments?.length ? Number(found.fragments[0].spec.begin) : known.head;
 }
 
-function Messages({ name, spec, query }) {
-  const kind = kindOf(labelOf(spec.labels, "content-type"));
+function Messages({ name, row, query }) {
+  const kind = kindOf(labelOf(row.labels, "content-type"));
+  // The end may be older than a moment: a scan reads on to the end that it finds.
+  const known = row.head === undefined || row.head === null ? null : { begin: Number(row.begin || 0), head: Number(row.head) };
   const token = useToken();
   const [, setTurn] = useState(0);
   const scan = useMemo(() => new Scan(() => setTurn((old) => old + 1)), []);
@@ -329,9 +306,9 @@ function Messages({ name, spec, query }) {
   }
   const start = () => {
     const from = mode === "begin" ? 0 : mode === "offset" ? Number(query.offset) || 0
-      : mode === "time" ? (known, signal) => offsetOfTime(name, query.time, known, signal) : Infinity;
+      : mode === "time" ? (end, signal) => offsetOfTime(name, query.time, end, signal) : Infinity;
     setFollowing(true);
-    scan.start(name, kind, from, { isLive, isLast: mode === "end" && !filter || mode === "end", filter });
+    scan.start(name, kind, from, { known, isLive, isLast: mode === "end", filter });
   };
   useEffect(() => {
     start();
@@ -429,13 +406,13 @@ function Detail({ name, message, onClose }) {
 
 // ---------------------------------------------------------------- fragments
 
-function Fragments({ name, head }) {
+function Fragments({ name, row }) {
   const answer = useCall("v1/journals/fragments", { journal: name, pageLimit: 1000 }, 15_000);
   return html`<div class="scroll"><${Loaded} of=${answer} what="its fragments">${(data) => {
     const fragments = (data.fragments || []).map(({ spec, signedUrl }) => ({ ...spec, begin: Number(spec.begin || 0), end: Number(spec.end || 0), signedUrl }));
     if (!fragments.length) return html`<${Empty} title="No fragments yet"><p>A fragment is stored when it is full, or after the flush interval of the spec.</p><//>`;
     const faults = gapsAndOverlaps(fragments);
-    return html`<${FragmentBar} fragments=${fragments} head=${Number(head?.head || 0)} />
+    return html`<${FragmentBar} fragments=${fragments} head=${Number(row.head || 0)} />
       ${faults.map((fault) => html`<p key=${fault} class="stale"><${State} tone="bad">${fault}<//></p>`)}
       <div class="table-wrap" tabindex="0" role="region" aria-label="Fragments"><table><thead><tr><th class="num">Begin</th><th class="num">End</th><th class="num">Length</th><th>Codec</th><th>Store</th><th>Stored</th><th>SHA-1</th></tr></thead>
       <tbody>${fragments.slice(-500).reverse().map((one) => html`<tr key=${`${one.begin}-${one.end}-${one.backingStore}`}><td class="num mono"><a href=${journalLink(name, { offset: one.begin })}>${one.begin}</a></td><td class="num mono">${one.end}</td><td class="num">${bytes(one.end - one.begin)}</td>
@@ -476,31 +453,36 @@ function FragmentBar({ fragments, head }) {
 
 // ---------------------------------------------------------------- replicas, spec
 
-function Replicas({ route, spec, heads, head }) {
-  const members = (route?.members || []).map(memberName);
+function Replicas({ row }) {
+  const heads = useCall("v1/journals/heads", { journals: [row.name] }, REFRESH_MS);
+  const head = heads.data?.heads?.[0];
   const found = new Map((head?.replicas || []).map((replica) => [memberName(replica.member), replica]));
-  const slots = Array.from({ length: Math.max(spec.replication, members.length) }, (_, index) => members[index]);
+  const names = [...(row.primaryName ? [row.primaryName] : []), ...row.others];
+  const slots = Array.from({ length: Math.max(row.replication, names.length) }, (_, index) => names[index]);
   return html`<div class="scroll"><${Stale} error=${heads.error} time=${heads.time} />
+    ${heads.error && !heads.time && html`<p class="stale"><${State} tone="warn">Offsets are not known<//> ${heads.error.message}</p>`}
     <div class="cards">${slots.map((name, index) => {
-      if (!name) return html`<article key=${index} class="card missing"><h2><${State} tone="warn">no replica<//></h2><p>No broker has room, or none is in another zone.</p><${Command} text="gazette allocator simulate" /></article>`;
+      if (!name) return html`<article key=${index} class="card missing"><h2><${State} tone="warn">no replica<//></h2><p>No broker has room, or none is in another zone. A dry run says which:</p><${Command} text="gazette allocator simulate" /></article>`;
       const replica = found.get(name);
-      const isPrimary = index === route.primary;
-      return html`<article key=${name} class="card"><h2><a href="#/brokers">${name}</a>${isPrimary ? html`<span class="tag">primary</span>` : ""}</h2>
-        <dl class="facts"><dt>Pipeline</dt><dd>${replica ? html`<${State} tone=${replica.synced ? "ok" : "warn"}>${replica.synced ? "in sync" : "not in sync"}<//>` : html`<span class="unknown">not known</span>`}</dd>
-          <dt>End</dt><dd class="mono"><${Maybe} text=${replica && count(replica.head)} /></dd><dt>Not stored</dt><dd><${Maybe} text=${replica && bytes(replica.unstored)} /></dd>
-          <dt>Endpoint</dt><dd class="mono">${route.endpoints?.[index] || ""}</dd></dl></article>`;
+      return html`<article key=${name} class="card"><h2><a href="#/brokers">${name}</a>${name === row.primaryName ? html`<span class="tag">primary</span>` : ""}</h2>
+        <dl class="facts"><dt>Pipeline</dt><dd>${replica ? html`<${State} tone=${replica.synced ? "ok" : "warn"}>${replica.synced ? "in sync" : "not in sync"}<//>` : html`<${Maybe} text="" />`}</dd>
+          <dt>End</dt><dd class="mono"><${Maybe} text=${replica && count(replica.head)} /></dd><dt>Not stored</dt><dd><${Maybe} text=${replica && bytes(replica.unstored)} /></dd></dl></article>`;
     })}</div>
+    ${head?.oldestUnstoredS ? html`<p class="dim">The oldest byte that is in no store was appended ${duration(head.oldestUnstoredS)} ago.</p>` : ""}
     ${head?.error && html`<p class="stale"><${State} tone="warn">Not all is known<//> ${head.error}</p>`}
-    <${Command} text=${`gazctl journals list ${quoted(spec.name)} -p -r --heads --unstored`} /></div>`;
+    <${Command} text=${`gazctl journals list ${quoted(row.name)} -p -r --heads --unstored`} /></div>`;
 }
 
-function Spec({ journal }) {
-  const { spec } = journal;
-  const text = yaml({ ...spec, labels: spec.labels?.labels });
-  return html`<div class="scroll"><div class="cards wide"><article class="card"><h2>Spec</h2><pre class="code" tabindex="0">${text}</pre></article>
-    <article class="card"><h2>Labels</h2>${(spec.labels?.labels || []).length ? html`<dl class="facts mono">${spec.labels.labels.map(({ name, value }) => html`<${Fragment} key=${name + value}><dt>${name}</dt><dd>${value}</dd><//>`)}</dl>` : html`<p class="dim">none</p>`}
-      <h2>Revision</h2><dl class="facts"><dt>Created</dt><dd class="mono">${journal.createRevision}</dd><dt>Changed</dt><dd class="mono">${journal.modRevision}</dd></dl></article></div>
-    <${Command} text=${`gazctl journals edit -l ${quoted(`name=${spec.name}`)}`} /></div>`;
+function Spec({ name }) {
+  const listed = useCall("v1/journals/list", { selector: named(name) }, 30_000);
+  return html`<div class="scroll"><${Loaded} of=${listed} what="its spec">${(data) => {
+    const journal = data.result?.journals?.[0];
+    if (!journal) return html`<${Empty} title="It was removed" />`;
+    const labels = (journal.spec.labels?.labels || []).map(({ name: label, value }) => ({ name: label, value }));
+    return html`<div class="cards wide"><article class="card"><h2>Spec</h2><pre tabindex="0">${yaml({ ...journal.spec, labels })}</pre></article>
+      <article class="card"><h2>Labels</h2>${labels.length ? html`<dl class="facts mono">${labels.map((label) => html`<${Fragment} key=${label.name + label.value}><dt>${label.name}</dt><dd>${label.value}</dd><//>`)}</dl>` : html`<p class="dim">none</p>`}
+        <h2>Revisions of Etcd</h2><dl class="facts"><dt>Created</dt><dd class="mono">${journal.createRevision}</dd><dt>Changed</dt><dd class="mono">${journal.modRevision}</dd></dl></article></div>`;
+  }}<//><${Command} text=${`gazctl journals edit -l ${quoted(`name=${name}`)}`} /></div>`;
 }
 
 /** Object as YAML, for reading. Fields that are empty are left out. */

@@ -30,6 +30,7 @@ export const count = (value) => (isKnown(value) ? groups.format(Number(value)).r
 export function duration(seconds) {
   if (!isKnown(seconds)) return "";
   const value = Number(seconds);
+  if (value === 0) return "0 s";
   if (value < 0.0995) return `${Math.round(value * 1000)} ms`;
   if (value < 9.95) return `${value.toFixed(1)} s`;
   if (value < 99.5) return `${Math.round(value)} s`;
@@ -61,6 +62,13 @@ export function clock(ms, isExact = true) {
 export function shortClock(ms) {
   const text = clock(ms);
   return text.length > 12 ? text.slice(5, 19) : text;
+}
+
+/** Text with a link at the subject that it names; the subject goes before a text without it. */
+export function Linked({ href, subject, text }) {
+  const name = href ? html`<a class="mono" href=${href}>${subject}</a>` : html`<span class="mono">${subject}</span>`;
+  const at = subject ? text.indexOf(subject) : -1;
+  return at < 0 ? html`${name} ${text}` : html`${text.slice(0, at)}${name}${text.slice(at + subject.length)}`;
 }
 
 /** Value, or why there is none: it is not known, or the token does not allow it. */
@@ -283,10 +291,10 @@ export function VirtualTable({ label, kind, columns, total, row, keyOf, sort, on
       class=${`row${index === chosen ? " chosen" : ""}${found === undefined ? " waiting" : ""}${found?.rowClass ? ` ${found.rowClass}` : ""}`}
       aria-selected=${String(index === chosen)} onClick=${() => found !== undefined && choose(index)}
       onDblClick=${() => found !== undefined && onOpen?.(found, index)}>
-      ${columns.map((column) => html`<div role="cell" class=${column.name} key=${column.name}>${found === undefined ? html`<i class="bone"></i>` : column.cell(found)}</div>`)}
+      ${columns.map((column) => html`<div role="gridcell" class=${column.name} key=${column.name}>${found === undefined ? html`<i class="bone"></i>` : column.cell(found)}</div>`)}
     </div>`);
   }
-  return html`<div class=${`table ${kind}`} ref=${scroller} onScroll=${scrolled} tabindex="0" role="table" aria-label=${label} aria-rowcount=${total + 1}>
+  return html`<div class=${`table ${kind}`} ref=${scroller} onScroll=${scrolled} tabindex="0" role="grid" aria-label=${label} aria-rowcount=${total + 1}>
     <div role="rowgroup" class="head"><div role="row" class="row" aria-rowindex="1">
       ${columns.map((column) => html`<div role="columnheader" key=${column.name} class=${column.name} aria-sort=${!column.sort ? undefined : sort?.by !== column.sort ? "none" : sort.descending ? "descending" : "ascending"}>
         ${column.sort && onSort ? html`<button class="sort" onClick=${() => onSort(column.sort)}>${column.title}<span aria-hidden="true">${sort?.by === column.sort ? (sort.descending ? " ▼" : " ▲") : ""}</span></button>` : column.title}</div>`)}
@@ -337,6 +345,24 @@ export function Search({ value, onInput, placeholder, label, id = "search" }) {
     <input id=${id} ref=${input} type="search" autocomplete="off" spellcheck=${false} placeholder=${placeholder} value=${value} onInput=${(event) => onInput(event.target.value)}
       onKeyDown=${(event) => { if (event.key === "Enter" || event.key === "ArrowDown") document.querySelector(".table")?.focus(); }} />
     <kbd aria-hidden="true">/</kbd></div>`;
+}
+
+/**
+ * Text of a search, and the function that changes it. The address follows a moment later; what is
+ * typed meanwhile stays.
+ */
+export function useSearch(query) {
+  const [text, setText] = useState(query);
+  const sent = useRef(query);
+  const timer = useRef(0);
+  useEffect(() => { if (query !== sent.current) setText(sent.current = query); }, [query]);
+  useEffect(() => () => clearTimeout(timer.current), []);
+  const search = (value) => {
+    setText(value);
+    clearTimeout(timer.current);
+    timer.current = setTimeout(() => setQuery({ q: sent.current = value }), 30);
+  };
+  return [text, search];
 }
 
 /** Say a change of a state to screen readers. */

@@ -1,7 +1,7 @@
 // Pages of shards: the list of an application, and one shard.
 import { useEffect, useRef, useState } from "./vendor/hooks.js";
-import { COMPONENT, atMember, call, memberName, useCall, usePages, useToken } from "./api.js";
-import { Command, Empty, Failure, Fragment, Loaded, Maybe, Meter, Search, Skeleton, Stale, State, StateFilter, Tabs, VirtualTable, announce, bytes, clock, count, duration, html, journalLink, quoted, setQuery, shardLink, shardState, since, to } from "./parts.js";
+import { COMPONENT, atMember, memberName, useCall, usePages } from "./api.js";
+import { Command, Empty, Failure, Fragment, Loaded, Maybe, Meter, Search, Skeleton, Stale, State, StateFilter, Tabs, VirtualTable, announce, bytes, clock, count, duration, html, journalLink, quoted, setQuery, shardLink, shardState, to, useSearch } from "./parts.js";
 
 const SORTS = { id: "BY_ID", state: "BY_SHARD_STATE", lag: "BY_LAG_SECONDS", bytes: "BY_LAG_BYTES" };
 const REFRESH_MS = 3000;
@@ -12,7 +12,7 @@ const REFRESH_MS = 3000;
  */
 function useApplications() {
   const isOwn = COMPONENT === "consumer";
-  const members = useCall(isOwn ? null : "v1/cluster/members", undefined, 10_000);
+  const members = useCall(isOwn ? null : "v1/cluster/members", undefined, 5000);
   if (isOwn) return { applications: [{ name: "", member: null }], members };
   const applications = new Map();
   for (const member of members.data?.members || []) {
@@ -43,21 +43,14 @@ function Recovery({ row }) {
 }
 
 export function Shards({ at }) {
-  const { q = "", sort = "state", state = "", application = "" } = at.query;
+  const { q = "", sort = "-state", state = "", application = "" } = at.query;
   const { applications, members } = useApplications();
   const chosen = applications.find((one) => one.name === application) || applications[0];
-  const [text, setText] = useState(q);
-  useEffect(() => setText(q), [q]);
+  const [text, search] = useSearch(q);
   const descending = sort.startsWith("-");
   const by = sort.replace(/^-/, "");
   const query = { search: q, sort: SORTS[by] || "BY_ID", descending, states: state ? [state] : [] };
   const pages = usePages(chosen ? atMember(chosen.member, "v1/shards/page") : null, query, REFRESH_MS);
-  const typed = useRef(0);
-  const search = (value) => {
-    setText(value);
-    clearTimeout(typed.current);
-    typed.current = setTimeout(() => setQuery({ q: value }), 30);
-  };
   const failed = Number(pages.states?.FAILED || 0);
   const last = useRef(null);
   useEffect(() => {
@@ -78,7 +71,7 @@ export function Shards({ at }) {
       : pages.isLoading ? html`<${Skeleton} rows=${10} />`
       : pages.total === 0 ? html`<${Empty} title=${q || state ? "No shard matches" : "The application has no shards yet"}><p>${q || state ? html`<button onClick=${() => setQuery({ q: "", state: "" })}>Show all</button>` : "Each journal that it reads gets a shard."}</p><//>`
       : html`<${VirtualTable} label="Shards" kind="shards" columns=${COLUMNS} total=${pages.total} row=${(index) => { const row = pages.rows.get(index); return row && { ...row, application: chosen.name }; }} keyOf=${(row) => row.id}
-        sort=${{ by, descending }} onSort=${(name) => setQuery({ sort: name === by ? (descending ? name : `-${name}`) : name === "lag" || name === "bytes" ? `-${name}` : name })} onShow=${pages.show} onOpen=${(row) => { location.hash = shardLink(chosen.name, row.id); }} />`}
+        sort=${{ by, descending }} onSort=${(name) => setQuery({ sort: name === by ? (descending ? name : `-${name}`) : name === "id" ? name : `-${name}` })} onShow=${pages.show} onOpen=${(row) => { location.hash = shardLink(chosen.name, row.id); }} />`}
     <footer class="foot"><span>${count(pages.total)} ${pages.total === 1 ? "shard" : "shards"}</span><${Command} text=${failed ? "gazctl shards list --errors" : "gazctl shards list --lag"} /></footer></section>`;
 }
 
@@ -96,7 +89,7 @@ export function Shard({ at }) {
   const chosen = candidates[index];
   const query = { selector: { include: { labels: [{ name: "id", value: id }] } }, limit: 1 };
   const page = useCall(chosen ? atMember(chosen.member, "v1/shards/page") : null, query, REFRESH_MS);
-  const list = useCall(chosen ? atMember(chosen.member, "v1/shards/list") : null, { selector: query.selector }, REFRESH_MS);
+  const list = useCall(chosen && tab !== "state" ? atMember(chosen.member, "v1/shards/list") : null, { selector: query.selector }, REFRESH_MS);
   const row = page.data?.rows?.find((one) => one.id === id);
   const isElsewhere = page.data && !row && index + 1 < candidates.length;
   useEffect(() => { if (isElsewhere) setIndex(index + 1); }, [isElsewhere]);
@@ -105,7 +98,7 @@ export function Shard({ at }) {
     if (row && last.current && last.current !== row.state) announce(`${id} is ${shardState(row.state)[1]}`);
     last.current = row?.state || "";
   }, [row?.state]);
-  const title = html`<h1 class="path"><a class="dim" href=${to(["shards"], { application: chosen?.name || "" })}>${chosen?.name || page.data?.application || "shards"}</a><span class="dim"> / </span><b>${id}</b></h1>`;
+  const title = html`<h1 class="path"><a href=${to(["shards"], { application: chosen?.name || "" })}>${chosen?.name || page.data?.application || "shards"}</a><span class="dim"> / </span><b>${id}</b></h1>`;
   if (!chosen) return html`<section><div class="title">${title}</div><${Loaded} of=${members} what="the members of the cluster">${() => html`<${Empty} title="No process of the application answers" />`}<//></section>`;
   if (!row) {
     return html`<section><div class="title">${title}</div>${page.error ? html`<${Failure} error=${page.error} what="this shard" onRetry=${page.reload} />`
@@ -127,12 +120,19 @@ export function Shard({ at }) {
         : html`<${ShardSpec} shard=${shard} error=${list.error} id=${id} />`}</div></section>`;
 }
 
+/** Address of the record that an error names. */
+function recordOf(text) {
+  const found = /([\w./;=%-]+\/[\w./;=%-]+)(?: at offset |:)(\d+)/.exec(text);
+  return found && journalLink(found[1], { offset: found[2] });
+}
+
 function Status({ row, names, primary, shard }) {
   const sources = Object.entries(row.readThrough || {});
   const errors = shard ? (shard.status || []).flatMap((status, index) => (status.errors || []).map((text) => [memberName(shard.route?.members?.[index]), text])) : [];
   const shown = errors.length ? errors : row.error ? [[primary, row.error]] : [];
   return html`${shown.map(([member, text]) => html`<article class="card failed" key=${member}><h2><${State} tone="bad">Failed<//>${member && html`<span class="dim"> at ${member}</span>`}</h2>
       <pre class="problem" tabindex="0">${text}</pre>
+      ${recordOf(text) && html`<p><a href=${recordOf(text)}>Show the record</a></p>`}
       <p>A shard starts anew when it is taken from its process. If one record is at fault, mend the handler, or pass over it:</p>
       <${Command} text=${`gazctl shards unassign -l ${quoted(`id=${row.id}`)} --failed`} /><${Command} text=${`gazctl shards skip ${quoted(row.id)} --save skipped.jsonl`} /></article>`)}
     ${Number(row.recoveryBytes) > 0 && row.state !== "PRIMARY" && html`<article class="card"><h2>Recovery</h2><${Recovery} row=${row} /><p class="dim">${bytes(row.recoveredBytes || 0)} of ${bytes(row.recoveryBytes)} are read from its log.</p></article>`}
