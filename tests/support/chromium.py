@@ -21,13 +21,18 @@ _OPTIONS = (
 )
 
 
+def program() -> str | None:
+    """Return the path of Chromium, or None where it is not installed."""
+    return next(filter(None, map(shutil.which, _PROGRAMS)), None)
+
+
 def loaded_page(url: str) -> str:
     """Load a page with a profile of its own; return its document as it is afterwards, as HTML."""
-    program = next(filter(None, map(shutil.which, _PROGRAMS)), None)
-    if program is None:
+    found = program()
+    if found is None:
         raise FileNotFoundError("Chromium is not installed; run scripts/setup dev")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        command = [program, *_OPTIONS, f"--user-data-dir={profile}", "--dump-dom", url]
+        command = [found, *_OPTIONS, f"--user-data-dir={profile}", "--dump-dom", url]
         return subprocess.run(
             command,
             check=True,
