@@ -21,6 +21,8 @@ In reading order:
 - ``transaction``: Transactions: messages of several journals which become visible together, or
   not at all.
 - ``publisher``: Publishes messages to the journals their mappings choose (message section 11).
+- ``message_cutter``: Cutter of a journal's content into messages, without the classes that a
+  program declares.
 - ``reader``: Reader of messages, for plain code and coroutines (message sections 12 to 14).
 """
 

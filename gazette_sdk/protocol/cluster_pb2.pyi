@@ -388,7 +388,7 @@ class Event(_message.Message):
     def __init__(self, id: _Optional[str] = ..., time_us: _Optional[int] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ..., text: _Optional[str] = ..., severity: _Optional[_Union[Severity, str]] = ..., member: _Optional[str] = ...) -> None: ...
 
 class ShardsPageRequest(_message.Message):
-    __slots__ = ("selector", "search", "sort", "descending", "after", "skip", "limit", "states")
+    __slots__ = ("selector", "search", "sort", "descending", "after", "skip", "limit", "states", "local")
     SELECTOR_FIELD_NUMBER: _ClassVar[int]
     SEARCH_FIELD_NUMBER: _ClassVar[int]
     SORT_FIELD_NUMBER: _ClassVar[int]
@@ -397,6 +397,7 @@ class ShardsPageRequest(_message.Message):
     SKIP_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_FIELD_NUMBER: _ClassVar[int]
     selector: _broker_pb2.LabelSelector
     search: str
     sort: ShardSort
@@ -405,7 +406,8 @@ class ShardsPageRequest(_message.Message):
     skip: int
     limit: int
     states: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, selector: _Optional[_Union[_broker_pb2.LabelSelector, _Mapping]] = ..., search: _Optional[str] = ..., sort: _Optional[_Union[ShardSort, str]] = ..., descending: _Optional[bool] = ..., after: _Optional[str] = ..., skip: _Optional[int] = ..., limit: _Optional[int] = ..., states: _Optional[_Iterable[str]] = ...) -> None: ...
+    local: bool
+    def __init__(self, selector: _Optional[_Union[_broker_pb2.LabelSelector, _Mapping]] = ..., search: _Optional[str] = ..., sort: _Optional[_Union[ShardSort, str]] = ..., descending: _Optional[bool] = ..., after: _Optional[str] = ..., skip: _Optional[int] = ..., limit: _Optional[int] = ..., states: _Optional[_Iterable[str]] = ..., local: _Optional[bool] = ...) -> None: ...
 
 class ShardsPageResponse(_message.Message):
     __slots__ = ("header", "application", "members", "rows", "total", "states", "next", "revision")
@@ -471,8 +473,10 @@ class ShardsPageResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[_broker_pb2.Header, _Mapping]] = ..., application: _Optional[str] = ..., members: _Optional[_Iterable[_Union[_broker_pb2.ProcessSpec.ID, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[ShardsPageResponse.Row, _Mapping]]] = ..., total: _Optional[int] = ..., states: _Optional[_Mapping[str, int]] = ..., next: _Optional[str] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class ScaleRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("local",)
+    LOCAL_FIELD_NUMBER: _ClassVar[int]
+    local: bool
+    def __init__(self, local: _Optional[bool] = ...) -> None: ...
 
 class ScaleResponse(_message.Message):
     __slots__ = ("processes", "lag_bytes", "lag_seconds", "shards_with_lag")

@@ -226,6 +226,18 @@ def reduce_status(statuses: Iterable[cpb.ReplicaStatus]) -> cpb.ReplicaStatus:
     return reduced
 
 
+def status_name(status: cpb.ReplicaStatus) -> str:
+    """Return the name of a status; of one that is not known, its number."""
+    known = cpb.ReplicaStatus.Code.values()
+    return cpb.ReplicaStatus.Code.Name(status.code) if status.code in known else str(status.code)
+
+
+def error_text(statuses: Iterable[cpb.ReplicaStatus]) -> str:
+    """Return the errors of a shard's processes in one line."""
+    texts = (text for status in statuses for text in status.errors)
+    return " | ".join(" ".join(text.split()) for text in texts)
+
+
 # ---------------------------------------------------------------- set operations
 
 _SCALARS = (

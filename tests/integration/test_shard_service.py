@@ -745,6 +745,8 @@ async def test_the_gateway_answers_like_the_recorded_one(etcd):
                 continue
             if step["name"] == "list, trailing data":  # we refuse what is no JSON document
                 continue
+            if step["name"].endswith("not mapped"):  # calls that only we have as JSON
+                continue
             async with session.request(
                 request["method"],
                 request["path"],

@@ -21,8 +21,11 @@ from gazette_sdk.server.authorization import Authorization
 from gazette_sdk.server.json_gateway import JsonGateway
 from gazette_sdk.server.process import Server
 from gazette_sdk.shard.consumer.client import ShardClient
+from gazette_sdk.shard.consumer.pages import ShardPages, json_page_methods, page_methods
 from gazette_sdk.shard.consumer.resolver import ShardResolver
 from gazette_sdk.shard.consumer.service import ShardService, json_methods, shard_methods
+from gazette_sdk.transport.base import Transport
+from support.memory_transport import MemoryTransport
 
 ROOT = "/gazette/consumers/app"
 
@@ -64,6 +67,7 @@ class ScriptedShard:
         self.is_shut_down = False
         self.read_through: dict[str, int] = {}
         self.publish_at: dict[str, int] = {}
+        self.write_heads: dict[str, int] | None = None
         self.watermark_us = 0
         self.recovery = (0, 0)
         self._changed = asyncio.Condition()
@@ -179,6 +183,7 @@ class ServedShards:
     keyspace: ConsumerKeySpace
     resolver: ShardResolver[ScriptedShard]
     service: ShardService
+    pages: ShardPages
     client: ShardClient
     shards: list[ScriptedShard] = field(default_factory=list)
 
@@ -193,7 +198,11 @@ class ServedShards:
 
 @contextlib.asynccontextmanager
 async def served_shards(
-    connect: Callable[[], Any], suffix: str, *, auth_keys: str = ""
+    connect: Callable[[], Any],
+    suffix: str,
+    *,
+    auth_keys: str = "",
+    transport: Transport | None = None,
 ) -> AsyncIterator[ServedShards]:
     """A consumer process, announced in Etcd without a lease."""
     authority: Authority | AllowAll = authority_for(auth_keys or None)
@@ -221,11 +230,22 @@ async def served_shards(
             templates=_templates,
             application="app",
         )
-        server.grpc.add(shard_methods(service))
-        server.http.mount("/v1/", JsonGateway(json_methods(service), authority=authority))
+        pages = ShardPages(
+            resolver=resolver,
+            keyspace=keyspace,
+            transport=transport or MemoryTransport(),
+            peers=peers,
+            authorization=Authorization(authority),
+            application="app",
+        )
+        server.grpc.add((*shard_methods(service), *page_methods(pages)))
+        methods = {**json_methods(service), **json_page_methods(pages)}
+        server.http.mount("/v1/", JsonGateway(methods, authority=authority))
         await server.start()
         try:
-            yield ServedShards(suffix, server, etcd, keyspace, resolver, service, client, shards)
+            yield ServedShards(
+                suffix, server, etcd, keyspace, resolver, service, pages, client, shards
+            )
         finally:
             await server.stop(grace_s=0.5)
             watching.cancel()

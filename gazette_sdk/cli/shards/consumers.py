@@ -21,28 +21,22 @@ import orjson
 from gazette_sdk.cli.client import SHARDS_BROKER_CLIENT, SHARDS_ZONE, open_broker, open_consumers
 from gazette_sdk.cli.dev_consumers import none_runs
 from gazette_sdk.cli.formats import iec_bytes, write_table
-from gazette_sdk.cli.journals.read import MessageCutter
 from gazette_sdk.cli.program import CommandFailedError, Invocation, explain
 from gazette_sdk.cli.shards.commands import DESCRIBE_CONSUMER, LIST_CONSUMERS
 from gazette_sdk.cli.shards.list import (
-    ANSWER_TIMEOUT_S,
-    error_text,
     heads_of,
     stat_of,
-    status_name,
-    unread_bytes,
 )
-from gazette_sdk.cli.shards.skip import records_of
 from gazette_sdk.errors import GazetteError
-from gazette_sdk.journals.changes import list_named
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import strict_yaml
 from gazette_sdk.protocol.durations import SECOND_NS, format_duration
 from gazette_sdk.protocol.labels import MANAGED_BY, values_of
 from gazette_sdk.protocol.names import strip_meta
-from gazette_sdk.protocol.shard_spec import reduce_status
+from gazette_sdk.protocol.shard_spec import error_text, reduce_status, status_name
 from gazette_sdk.shard.consumer.client import ShardClient
+from gazette_sdk.shard.consumer.lag import published_at, total, unread_bytes
 from gazette_sdk.shard.transaction.event_time import SECOND_US
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.loop import for_each
@@ -347,7 +341,7 @@ async def _shard_state(
         state=status_name(reduce_status(shard.status)),
         primary=members[primary] if primary >= 0 else None,
         standbys=[each for index, each in enumerate(members) if index != primary],
-        error=error_text(shard),
+        error=error_text(shard.status),
     )
     if stat is None:
         return known
@@ -358,8 +352,8 @@ async def _shard_state(
     is_recovering = stat.recovery_bytes > 0
     return replace(
         known,
-        lag_bytes=_total([each.lag_bytes for each in sources], sum),
-        lag_seconds=_total([each.lag_seconds for each in sources], max),
+        lag_bytes=total([each.lag_bytes for each in sources], sum),
+        lag_seconds=total([each.lag_seconds for each in sources], max),
         watermark=_time_text(stat.watermark_us) if stat.watermark_us else None,
         recovered_bytes=stat.recovered_bytes if is_recovering else None,
         recovery_bytes=stat.recovery_bytes if is_recovering else None,
@@ -373,26 +367,18 @@ async def _source_state(
     lag_bytes = unread_bytes(head, offset)
     lag_seconds = None if lag_bytes is None else 0.0
     if lag_bytes:
-        published_at = await _published_at(transport, strip_meta(journal), offset)
-        lag_seconds = None if published_at is None else round(max(now - published_at, 0.0), 3)
+        published = await _published_at(transport, strip_meta(journal), offset)
+        lag_seconds = None if published is None else round(max(now - published, 0.0), 3)
     return SourceState(journal, offset, lag_bytes, lag_seconds)
 
 
 async def _published_at(transport: Transport, journal: str, offset: int) -> float | None:
     """Return the publication time of the message at an offset, in Unix seconds; None if unknown."""
     try:
-        async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            spec = (await list_named(transport, [journal]))[journal].spec
-            message, _, found = await records_of(transport, spec, offset, 1)
-            return MessageCutter(spec, offset).published_at(message) if found else None
-    except (GazetteError, TimeoutError, KeyError) as error:
-        reason = str(error) or f"no answer within {ANSWER_TIMEOUT_S:g} s"
-        _log.warning("the lag in time is unknown", extra={"journal": journal, "err": reason})
+        return await published_at(transport, journal, offset)
+    except GazetteError as error:
+        _log.warning("the lag in time is unknown", extra={"journal": journal, "err": str(error)})
         return None
-
-
-def _total(values: list[Any], of: Any) -> Any:
-    return None if not values or None in values else of(values)
 
 
 def _processes(listing: cpb.ListResponse) -> list[ProcessState]:

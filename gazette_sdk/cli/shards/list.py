@@ -20,10 +20,16 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import shardspace
 from gazette_sdk.protocol.labels import label_set, parse_selector, values_of
-from gazette_sdk.protocol.shard_spec import ID, desired_replication, reduce_status
+from gazette_sdk.protocol.shard_spec import (
+    ID,
+    desired_replication,
+    error_text,
+    reduce_status,
+    status_name,
+)
 from gazette_sdk.shard.consumer.client import ShardClient
+from gazette_sdk.shard.consumer.lag import ANSWER_TIMEOUT_S, head_of, unread_bytes
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.journal_reader import read_metadata
 from gazette_sdk.transport.loop import for_each
 
 
@@ -73,10 +79,6 @@ async def shard_of(client: ShardClient, shard: str) -> cpb.ListResponse.Shard:
 
 _log = logging.getLogger(__name__)
 
-ANSWER_TIMEOUT_S = 8.0
-"""The lag is unknown if a primary or a broker does not answer for this long: a primary that is
-still recovering answers when it is done."""
-
 Lag = Mapping[str, int | None]
 """Bytes between what a shard has read and the write head, by source; None where that is unknown."""
 
@@ -110,11 +112,6 @@ async def lag_of(
         else {j: unread_bytes(heads[j], o) for j, o in offsets.items()}
         for shard, offsets in read.items()
     }
-
-
-def unread_bytes(head: int | None, offset: int) -> int | None:
-    """Return the bytes between an offset and a write head; None if that is unknown."""
-    return None if head is None else max(head - offset, 0)
 
 
 async def stat_of(
@@ -151,13 +148,10 @@ async def heads_of(transport: Transport, journals: Collection[str]) -> dict[str,
 
 async def _head(transport: Transport, journal: str) -> int | None:
     try:
-        async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            first: pb.ReadResponse = await read_metadata(transport, journal, -1)
-    except (GazetteError, TimeoutError) as error:
-        reason = str(error) or f"no answer within {ANSWER_TIMEOUT_S:g} s"
-        _log.warning("write head is unknown", extra={"journal": journal, "err": reason})
+        return await head_of(transport, journal)
+    except GazetteError as error:
+        _log.warning("write head is unknown", extra={"journal": journal, "err": str(error)})
         return None
-    return first.write_head
 
 
 async def run(invocation: Invocation) -> None:
@@ -228,7 +222,10 @@ def _table(
     rows = (
         [_cell(shard, column) for column in columns]
         + [_label(shard.spec, name) for name in settings.label_columns]
-        + [_lag(lags[shard.spec.id]) if column == "Lag" else error_text(shard) for column in last]
+        + [
+            _lag(lags[shard.spec.id]) if column == "Lag" else error_text(shard.status)
+            for column in last
+        ]
         for shard in listing.shards
     )
     return [*columns, *settings.label_columns, *last], rows
@@ -255,12 +252,6 @@ def _cell(shard: cpb.ListResponse.Shard, column: str) -> str:
             return shard.spec.id
 
 
-def status_name(status: cpb.ReplicaStatus) -> str:
-    """Return the name of a status; of one that is not known, its number."""
-    known = cpb.ReplicaStatus.Code.values()
-    return cpb.ReplicaStatus.Code.Name(status.code) if status.code in known else str(status.code)
-
-
 def _label(spec: cpb.ShardSpec, name: str) -> str:
     values = values_of(spec.labels, name)
     return ",".join(values) if values else NONE
@@ -272,9 +263,3 @@ def _lag(lag: Lag | None) -> str:
     return ", ".join(
         f"{journal}:{NONE if behind is None else behind}" for journal, behind in sorted(lag.items())
     )
-
-
-def error_text(shard: cpb.ListResponse.Shard) -> str:
-    """Return the errors of a shard's processes in one line."""
-    texts = (text for status in shard.status for text in status.errors)
-    return " | ".join(" ".join(text.split()) for text in texts)

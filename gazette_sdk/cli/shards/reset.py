@@ -31,7 +31,7 @@ from gazette_sdk.cli.client import SHARDS_BROKER_CLIENT, SHARDS_ZONE, open_broke
 from gazette_sdk.cli.formats import NONE, write_table
 from gazette_sdk.cli.journals.fragments import remove_stored
 from gazette_sdk.cli.journals.list import is_fully_suspended, missing_file_root
-from gazette_sdk.cli.journals.read import MessageCutter, time_of
+from gazette_sdk.cli.journals.read import time_of
 from gazette_sdk.cli.journals.specs import confirm
 from gazette_sdk.cli.program import CommandFailedError, Invocation
 from gazette_sdk.cli.shards.commands import DELETE, RESET_SHARDS, ResetSettings
@@ -46,6 +46,7 @@ from gazette_sdk.errors import (
     SuspendedError,
 )
 from gazette_sdk.journals.changes import apply_in_transactions, list_named
+from gazette_sdk.message.message_cutter import MessageCutter
 from gazette_sdk.message.uuid import clock_of_time
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb

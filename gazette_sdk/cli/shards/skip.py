@@ -12,12 +12,11 @@ from pathlib import Path
 
 from gazette_sdk.cli.client import SHARDS_BROKER_CLIENT, SHARDS_ZONE, open_broker, open_consumer
 from gazette_sdk.cli.formats import write_table
-from gazette_sdk.cli.journals.read import MessageCutter
 from gazette_sdk.cli.program import CommandFailedError, Invocation
 from gazette_sdk.cli.shards.commands import SKIP_RECORDS
 from gazette_sdk.cli.shards.list import shard_of
-from gazette_sdk.errors import FramingError, OffsetNotYetAvailableError
 from gazette_sdk.journals.changes import list_named
+from gazette_sdk.message.message_cutter import records_of
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.labels import SKIP, add, remove, values_of
@@ -26,10 +25,6 @@ from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.transaction.failure import record_of
 from gazette_sdk.shard.transaction.transaction import BadRecord
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.journal_reader import OffsetJumpError, RetryReader
-
-READ_PATIENCE_S = 10.0
-"""Longest time without an answer of brokers."""
 
 
 async def run_skip(invocation: Invocation) -> None:
@@ -103,42 +98,6 @@ async def _source(transport: Transport, name: str) -> pb.JournalSpec:
     if journal not in listed:
         raise CommandFailedError(f"{journal}, the source of the record, does not exist any more")
     return listed[journal].spec
-
-
-async def records_of(
-    transport: Transport, spec: pb.JournalSpec, offset: int, count: int
-) -> tuple[bytes, int, int]:
-    """Return records of a journal from an offset on, the offset after them, and their number.
-
-    These are fewer than ``count`` if the journal has no more. Content that is no record counts as
-    one of a single byte: it is passed over from there.
-
-    Raises:
-        GazetteError: the journal cannot be read.
-    """
-    cutter = MessageCutter(spec, offset)
-    request = pb.ReadRequest(journal=spec.name, offset=offset)
-    reader = RetryReader(transport, request, patience_s=READ_PATIENCE_S)
-    records, found = [], 0
-    content = b""
-    try:
-        while found < count:
-            try:
-                content = await reader.read() or b""
-            except OffsetJumpError:
-                cutter.begin(reader.offset)
-                continue
-            taken, number = cutter.feed(content, count - found)
-            records.append(taken)
-            found += number
-    except FramingError:
-        if not found:
-            return content[:1], offset + 1, 1
-    except OffsetNotYetAvailableError:
-        pass  # there are no more
-    finally:
-        await reader.aclose()
-    return b"".join(records), cutter.offset, found
 
 
 def _append(path: Path, content: bytes) -> None:

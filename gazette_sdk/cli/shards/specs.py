@@ -25,7 +25,7 @@ from gazette_sdk.cli.formats import NONE, load, proto_text, write_table
 from gazette_sdk.cli.program import CommandFailedError, Invocation
 from gazette_sdk.cli.shards.commands import APPLY, EDIT, GENERATE, GROW
 from gazette_sdk.cli.shards.consumers import name_of
-from gazette_sdk.cli.shards.list import ANSWER_TIMEOUT_S, heads_of, list_some, yaml_of
+from gazette_sdk.cli.shards.list import heads_of, list_some, yaml_of
 from gazette_sdk.errors import (
     CallError,
     ConfigurationError,
@@ -66,6 +66,7 @@ from gazette_sdk.shard.application.generator import (
 )
 from gazette_sdk.shard.application.sources import JoinedTopics, selectors_of
 from gazette_sdk.shard.consumer.client import ShardClient, apply_in_batches, verify_references
+from gazette_sdk.shard.consumer.lag import ANSWER_TIMEOUT_S
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.loop import for_each
 

@@ -12,6 +12,8 @@ In reading order:
   (shard 5).
 - ``endpoints``: HTTP endpoints of an application: queries of a shard's state, here or at its
   primary.
+- ``lag``: Lag of shards: what they have not read of their sources, in bytes and in time.
+- ``pages``: Pages of shards over all processes of an application, and the wish of an autoscaler.
 - ``service``: The shard service: Stat, List, Apply, GetHints and Unassign (shard sections 2 and
   11).
 - ``process``: Consumer: a process that runs shards of an application (shard section 13).

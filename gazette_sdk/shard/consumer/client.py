@@ -22,11 +22,18 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.framing.base import framing_for
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Authorizer, RequestedClaims, claims_for
 from gazette_sdk.protocol.labels import CONTENT_TYPE, RECOVERY_LOG, label_set, value_of
 from gazette_sdk.protocol.names import is_local, is_tls, strip_meta
-from gazette_sdk.protocol.rules import SHARD_RPCS_BY_NAME, STATE_RPC, Rpc
+from gazette_sdk.protocol.rules import (
+    SCALE_RPC,
+    SHARD_RPCS_BY_NAME,
+    SHARDS_PAGE_RPC,
+    STATE_RPC,
+    Rpc,
+)
 from gazette_sdk.protocol.shard_spec import recovery_log, validate_shard_rpc
 from gazette_sdk.server.authorization import PROXY_HEADER_METADATA
 from gazette_sdk.transport.base import Transport
@@ -166,6 +173,28 @@ class ShardClient(AsyncClosable):
         _check_status(response.status)
         return response
 
+    async def page(self, request: clpb.ShardsPageRequest) -> clpb.ShardsPageResponse:
+        """Return a page of shards, with their lag.
+
+        Raises:
+            CallError: the request is malformed; the code is UNIMPLEMENTED for processes that have
+                no such call.
+        """
+        response: clpb.ShardsPageResponse = await self.call(
+            SHARDS_PAGE_RPC, request, claims_for(request)
+        )
+        return response
+
+    async def scale(self) -> clpb.ScaleResponse:
+        """Return how many processes the shards need.
+
+        Raises:
+            CallError: as :meth:`page`.
+        """
+        request = clpb.ScaleRequest()
+        response: clpb.ScaleResponse = await self.call(SCALE_RPC, request, claims_for(request))
+        return response
+
     async def aclose(self) -> None:
         """Close the connections."""
         await self._wire.aclose()
@@ -214,6 +243,26 @@ class ShardClient(AsyncClosable):
                 "CONSUMER_ADDRESS to the address of one"
             ) from error
 
+    async def forward(
+        self, rpc: Rpc, request: Message, peer: Peer, authorization: str | None
+    ) -> Any:
+        """Call another process with a caller's token, which it verifies.
+
+        Args:
+            rpc: the method, of one request and one response.
+            request: the request.
+            peer: the process.
+            authorization: value of the caller's ``authorization`` metadata; None without one.
+
+        Raises:
+            ConfigurationError: the token would be readable on the network.
+            GazetteError: there is no answer.
+        """
+        if authorization is not None:
+            self._check_secrecy(peer)
+        to = Destination(rpc, None, peer, where(peer, self._address), authorization, ())
+        return await self._wire.call(to, request)
+
     def authorization(self, wanted: RequestedClaims, peer: Peer) -> str | None:
         """Return a token that is good for just one call; None where none is needed.
 
@@ -226,6 +275,13 @@ class ShardClient(AsyncClosable):
         """
         if self._authorizer is None:
             return None
+        self._check_secrecy(peer)
+        return self._authorizer.header(
+            wanted.capability, wanted.selector, wanted.ttl_s, time.time()
+        )
+
+    def _check_secrecy(self, peer: Peer) -> None:
+        """Raise a ConfigurationError if a token would be readable on the way to a process."""
         if (
             peer != SERVICE
             and is_tls(self._address)
@@ -236,9 +292,6 @@ class ShardClient(AsyncClosable):
                 f"the token is not sent to {where(peer, self._address)}: it has no TLS, while "
                 f"{self._address} has; serve TLS on that process"
             )
-        return self._authorizer.header(
-            wanted.capability, wanted.selector, wanted.ttl_s, time.time()
-        )
 
 
 def _check_status(status: int, shard: str = "") -> None:

@@ -53,6 +53,7 @@ from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.config import ConsumerConfig
 from gazette_sdk.shard.consumer.endpoints import EndpointCalls, HttpEndpoints, Queries
 from gazette_sdk.shard.consumer.hints import load_hints
+from gazette_sdk.shard.consumer.pages import ShardPages
 from gazette_sdk.shard.consumer.resolver import ShardResolver
 from gazette_sdk.shard.consumer.service import ShardService, application_methods, apply_shards
 from gazette_sdk.shard.consumer.shard import LocalShard, ShardParts
@@ -105,6 +106,7 @@ class Consumer:
 
     Attributes:
         service: the shard service of its port, from :meth:`start` on.
+        pages: calls that show shards of all processes, from :meth:`start` on.
         endpoints: the application's HTTP endpoints, from :meth:`start` on.
         methods: gRPC methods of shards' state, the application's among them, from :meth:`start` on.
         resolver: resolver of shards, from :meth:`start` on.
@@ -122,6 +124,7 @@ class Consumer:
     """Function of a shard's id that returns what its runner calls at each step of a commit."""
 
     service: ShardService
+    pages: ShardPages
     endpoints: HttpEndpoints
     _calls: EndpointCalls
     methods: Sequence[Method]
@@ -253,6 +256,15 @@ class Consumer:
             templates=self._shard_templates,
             faults=lambda: generator.faults,
             application=self.application.full_name,
+        )
+        self.pages = ShardPages(
+            resolver=self.resolver,
+            keyspace=self.keyspace,
+            transport=self._transport,
+            peers=self._peers,
+            authorization=authorization,
+            application=self.application.full_name,
+            max_hot_standbys=config.max_hot_standbys,
         )
         self._calls = EndpointCalls(
             self.resolver,

@@ -39,6 +39,10 @@ class ServedShard(LocalItem[cpb.ShardSpec, cpb.ReplicaStatus], Protocol):
         """By source journal, the offset through which committed transactions have read."""
 
     @property
+    def write_heads(self) -> Mapping[str, int] | None:
+        """By source, the last write head that a broker reported; None while none is read."""
+
+    @property
     def publish_at(self) -> Mapping[str, int]:
         """By journal, the end of the last acknowledgement of this run."""
 

@@ -18,6 +18,7 @@ from gazette_sdk.server.members import ProcessView, verify_view
 from gazette_sdk.server.process import STOP_GRACE_S, Server, raise_open_files_limit
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.consumer.config import ConsumerConfig
+from gazette_sdk.shard.consumer.pages import json_page_methods, page_methods
 from gazette_sdk.shard.consumer.process import Consumer
 from gazette_sdk.shard.consumer.service import json_methods, shard_methods, state_methods
 from gazette_sdk.transport.base import Transport
@@ -75,14 +76,15 @@ class ServedConsumer:
         """
         raise_open_files_limit()
         await self.consumer.start()
-        service = self.consumer.service
+        service, pages = self.consumer.service, self.consumer.pages
         methods = (*self.consumer.methods, Method(MEMBERS_RPC, self._members))
-        self.server.grpc.add((*shard_methods(service), *methods))
+        self.server.grpc.add((*shard_methods(service), *page_methods(pages), *methods))
         self.server.http.mount(
             "/v1/",
             JsonGateway(
                 {
                     **json_methods(service),
+                    **json_page_methods(pages),
                     **state_methods(self.consumer.methods),
                     "/v1/cluster/members": JsonUnary(
                         Capability.LIST, clpb.MembersRequest, self._members, allows_get=True

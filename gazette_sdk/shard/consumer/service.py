@@ -499,10 +499,13 @@ def shard_methods(service: ShardService) -> Iterator[Method]:
 
 
 def json_methods(service: ShardService) -> Mapping[str, JsonUnary]:
-    """Return ``/v1/shards/list`` and ``/v1/shards/stat``, for a ``JsonGateway``."""
+    """Return the calls of ``/v1/shards/…``, for a ``JsonGateway``."""
     return {
         "/v1/shards/list": JsonUnary(Capability.LIST, cpb.ListRequest, service.list),
         "/v1/shards/stat": JsonUnary(Capability.READ, cpb.StatRequest, service.stat),
+        "/v1/shards/hints": JsonUnary(Capability.READ, cpb.GetHintsRequest, service.get_hints),
+        "/v1/shards/apply": JsonUnary(Capability.APPLY, cpb.ApplyRequest, service.apply),
+        "/v1/shards/unassign": JsonUnary(Capability.APPLY, cpb.UnassignRequest, service.unassign),
     }
 
 

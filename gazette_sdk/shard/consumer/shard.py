@@ -341,6 +341,13 @@ class LocalShard:
         return {} if self._runner is None else self._runner.progress.read_through
 
     @property
+    def write_heads(self) -> Mapping[str, int] | None:
+        """By source, the last write head that a broker reported; None while none is read."""
+        if self._runner is None or self._lifecycle.state is not State.PRIMARY:
+            return None
+        return self._runner.write_heads
+
+    @property
     def publish_at(self) -> Mapping[str, int]:
         """By journal, the end of the last acknowledgement of this run."""
         return {} if self._runner is None else self._runner.progress.publish_at

@@ -417,9 +417,14 @@ class Runner:
         of_tables = self._shard.labels(TABLE)
         return [journal for journal in self._shard.journals if journal not in of_tables]
 
+    @property
+    def write_heads(self) -> Mapping[str, int] | None:
+        """By source, the last write head that a broker reported; None while none is read."""
+        return None if self._input is None else self._input.write_heads
+
     def _lag_bytes(self, journal: str) -> int:
         """Return the bytes of a source that are not read through, as far as is known."""
-        head = 0 if self._input is None else self._input.write_heads.get(journal, 0)
+        head = (self.write_heads or {}).get(journal, 0)
         return max(0, head - self.progress.read_through.get(journal, 0))
 
     async def _step(self) -> None:
