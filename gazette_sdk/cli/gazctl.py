@@ -16,7 +16,15 @@ from gazette_sdk.cli.completion import completion_command
 from gazette_sdk.cli.console import ADDRESS as CONSOLE
 from gazette_sdk.cli.journals.commands import COMMANDS as JOURNALS
 from gazette_sdk.cli.program import Command, Program
-from gazette_sdk.cli.settings import ATTACH_UUIDS, LIST_BROKERS, PRINT_CONFIG, REPORT
+from gazette_sdk.cli.settings import (
+    ATTACH_UUIDS,
+    CHECK_KEYS,
+    CREATE_TOKEN,
+    LIST_BROKERS,
+    PRINT_CONFIG,
+    REPORT,
+    SHOW_TOKEN,
+)
 from gazette_sdk.cli.shards.commands import COMMANDS as SHARDS
 from gazette_sdk.cli.shards.commands import CONSUMERS, TOPICS
 from gazette_sdk.server.options import Group
@@ -98,6 +106,72 @@ _PRINT_CONFIG = Command(
     examples=(("gazctl print-config > gazctl.ini", "write a first INI file"),),
 )
 
+_TOKENS = (
+    Command(
+        "token create",
+        "Create a token for a person or a program",
+        "gazette_sdk.cli.tokens:run_create",
+        (CREATE_TOKEN,),
+        details=(
+            "Prints the token alone. The keys are those of the brokers and consumers: who has "
+            "them can make any token. A token cannot be taken back before it expires, except by "
+            "removing its key from all servers."
+        ),
+        examples=(
+            (
+                "gazctl token create --key-file keys --capability READ -l topic=runs --subject ada",
+                "for a person who reads the orders",
+            ),
+            (
+                "gazctl token create --key-file keys --capability LIST --expires 1h",
+                "for `gazctl report` and the console",
+            ),
+        ),
+    ),
+    Command(
+        "token show",
+        "Explain what a token allows, and until when",
+        "gazette_sdk.cli.tokens:run_show",
+        (SHOW_TOKEN,),
+        details=(
+            "TOKEN is the token, with or without `Bearer`; without it, or with -, it is read from "
+            "standard input, where `ps` does not show it. Without keys its signature is not "
+            "checked, and the output says so. Exit status 1 says that servers with the keys refuse "
+            "the token."
+        ),
+        examples=(
+            ("gazctl token show < token", "what it says"),
+            ("gazctl token show --key-file keys < token", "also whether a key has signed it"),
+        ),
+        arguments="[TOKEN]",
+        arguments_max=1,
+    ),
+)
+
+_CHECK_KEYS = Command(
+    "keys check",
+    "Show which keys the members accept, and which key can go",
+    "gazette_sdk.cli.tokens:run_check",
+    (CHECK_KEYS,),
+    details=(
+        "Asks all brokers and consumers for the ids of the keys that they accept. Keys without an "
+        "id have a fingerprint. The first key of a member signs its own calls.\n\n"
+        "A key may sign once all members accept it. It can go once no member signs with it, and "
+        "all accept the keys that sign: tokens that people have of it are refused from then on. "
+        "With KEY, the exit status is 0 if that key can go, and 1 if it cannot or a member does "
+        "not answer. Without it, the status is 0 if all members accept the same keys, and with "
+        "--key-file if they accept those of the file, too.\n\n"
+        "It needs a token without a selector that may LIST."
+    ),
+    examples=(
+        ("gazctl keys check", "which member accepts which keys"),
+        ("gazctl keys check --key-file new-keys", "before tokens of the new keys are given away"),
+        ("gazctl keys check 2025", "before the key with the id 2025 is removed"),
+    ),
+    arguments="[KEY]",
+    arguments_max=1,
+)
+
 GAZCTL = Program(
     name="gazctl",
     summary="gazctl: inspect and change the journals and shards of a Gazette cluster.",
@@ -109,6 +183,8 @@ GAZCTL = Program(
         _BROKERS,
         _REPORT,
         CONSOLE,
+        *_TOKENS,
+        _CHECK_KEYS,
         _ATTACH_UUIDS,
         _PRINT_CONFIG,
         completion_command("gazctl"),
@@ -120,6 +196,7 @@ GAZCTL = Program(
         "consumers": _SHARDS,
         "topics": _SHARDS,
         "brokers": (BROKER_CLIENT, ZONE, _JOURNALS_LOGGING),
+        "keys": (BROKER_CLIENT, ZONE, _JOURNALS_LOGGING),
         "report": (BROKER_CLIENT, ZONE, _JOURNALS_LOGGING),
     },
     aliases=ADDRESS_ALIASES,

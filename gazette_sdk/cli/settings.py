@@ -148,10 +148,98 @@ class ClusterFormatSettings(Settings):
     )
 
 
+class KeysSettings(Settings):
+    """Keys of a cluster."""
+
+    auth_keys: Annotated[
+        str,
+        Option(
+            "AuthKeys",
+            "Base64 keys of the servers, separated by spaces or commas",
+            env="BROKER_AUTH_KEYS",
+        ),
+    ] = ""
+    auth_keys_file: Annotated[
+        str,
+        Option(
+            "AuthKeysFile",
+            "File with the keys instead of --auth-keys, as the servers read it",
+            long="key-file",
+            env="BROKER_AUTH_KEYS_FILE",
+        ),
+    ] = ""
+
+
+class CreateTokenSettings(KeysSettings):
+    """Options of ``token create``."""
+
+    capability: Annotated[
+        tuple[str, ...],
+        Option(
+            "Capability",
+            "Right of the token: LIST, READ, APPEND, APPLY, REPLICATE, ALL, or the number of a bit "
+            "of an application, such as 0x10000; repeatable",
+            in_ini=False,
+        ),
+    ] = ()
+    selector: Annotated[
+        str,
+        Option(
+            "Selector",
+            "Label selector of the journals and shards that the token allows; by default all",
+            short="l",
+            in_ini=False,
+        ),
+    ] = ""
+    expires_s: Annotated[
+        Seconds,
+        Option("Expires", "Time after which the token is refused", long="expires", in_ini=False),
+        Field(gt=0),
+    ] = 3600.0
+    subject: Annotated[
+        str, Option("Subject", "Name of the holder, for audit logs", in_ini=False)
+    ] = ""
+    key_id: Annotated[
+        str,
+        Option("KeyId", "Id of the key that signs; by default the first one does", in_ini=False),
+    ] = ""
+
+
+class ShowTokenSettings(KeysSettings):
+    """Options of ``token show``."""
+
+    format: Annotated[
+        Literal["table", "json"], Option("Format", "Output format", short="o", in_ini=False)
+    ] = "table"
+
+
+class CheckKeysSettings(KeysSettings):
+    """Options of ``keys check``."""
+
+    auth_keys: Annotated[
+        str, Option("AuthKeys", "Base64 keys that members should accept", in_ini=False)
+    ] = ""
+    auth_keys_file: Annotated[
+        str,
+        Option(
+            "AuthKeysFile",
+            "File with keys that members should accept",
+            long="key-file",
+            in_ini=False,
+        ),
+    ] = ""
+    format: Annotated[
+        Literal["table", "json"], Option("Format", "Output format", short="o", in_ini=False)
+    ] = "table"
+
+
 ATTACH_UUIDS = Group("attach-uuids", AttachUuidsSettings)
 PRINT_CONFIG = Group("print-config", PrintConfigSettings)
 LIST_BROKERS = Group("brokers.list", ClusterFormatSettings)
 REPORT = Group("report", ClusterFormatSettings)
+CREATE_TOKEN = Group("token.create", CreateTokenSettings, env_prefix="")
+SHOW_TOKEN = Group("token.show", ShowTokenSettings, env_prefix="")
+CHECK_KEYS = Group("keys.check", CheckKeysSettings)
 DEV = Group("dev", DevSettings)
 DEV_CONTROL = Group("dev", DevControlSettings)
 

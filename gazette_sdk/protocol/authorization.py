@@ -182,11 +182,10 @@ def may_be_limited(authorizer: Authorizer | None) -> bool:
     if not isinstance(authorizer, FixedToken):
         return not (authorizer is None or isinstance(authorizer, Authority | AllowAll))
     try:
-        payload = authorizer.token.split(".")[1]
-        claims = _parse_payload(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
-    except (IndexError, ValueError, UnauthenticatedError):
+        token = unverified(authorizer.token)
+    except UnauthenticatedError:
         return True
-    return not claims.claims.allows_every_journal
+    return not token.claims.allows_every_journal
 
 
 # ---------------------------------------------------------------- servers
@@ -211,7 +210,7 @@ class Authority:
         self._signatures = signatures
         self._keys, self._pass_through = parse_keys(keys)
         self._ids = key_ids(keys)
-        self._verified: OrderedDict[str, _Verified] = OrderedDict()
+        self._verified: OrderedDict[str, Token] = OrderedDict()
 
     def replace(self, keys: str) -> None:
         """Sign and verify with other keys from now on.
@@ -247,7 +246,15 @@ class Authority:
         """True if requests without a token are refused."""
         return not self._pass_through
 
-    def sign(self, capability: int, selector: pb.LabelSelector, ttl_s: float, now: float) -> str:
+    def sign(
+        self,
+        capability: int,
+        selector: pb.LabelSelector,
+        ttl_s: float,
+        now: float,
+        *,
+        subject: str = "",
+    ) -> str:
         """Return a token, without ``Bearer``.
 
         Args:
@@ -255,13 +262,16 @@ class Authority:
             selector: journals that the token allows.
             ttl_s: lifetime in seconds.
             now: Unix time in seconds.
+            subject: who the token is for, in audit logs; empty for no one in particular.
         """
-        payload = {
+        payload: dict[str, Any] = {
             "cap": int(capability),
             "sel": _selector_json(selector),
             "exp": math.ceil(now + ttl_s),
             "iat": int(now),
         }
+        if subject:
+            payload["sub"] = subject
         return self._signatures.sign(
             json.dumps(payload, separators=(",", ":")).encode(),
             self._keys[0],
@@ -296,7 +306,7 @@ class Authority:
             raise UnauthenticatedError(
                 "authorization header must begin with `Bearer `: send `Authorization: Bearer TOKEN`"
             )
-        verified = self._verify_signature(header[len(_SCHEME) :])
+        verified = self.verify_signature(header[len(_SCHEME) :])
         verified.check_times(now)
         missing = required & ~verified.claims.capability
         if missing:
@@ -314,12 +324,17 @@ class Authority:
             return "", ""
         token = header[len(_SCHEME) :]
         try:
-            verified = self._verify_signature(token)
+            verified = self.verify_signature(token)
         except UnauthenticatedError:
             return "", ""
         return verified.subject, verified.token_id or str(self._signatures.key_id(token) or "")
 
-    def _verify_signature(self, token: str) -> _Verified:
+    def verify_signature(self, token: str) -> Token:
+        """Return a token that one of the keys has signed. Its times are not checked.
+
+        Raises:
+            UnauthenticatedError: none has, or the token is malformed.
+        """
         known = self._verified.get(token)
         if known is not None:
             self._verified.move_to_end(token)
@@ -505,8 +520,16 @@ def _admit_storage(
 
 
 @dataclass(frozen=True, slots=True)
-class _Verified:
-    """A token whose signature is good."""
+class Token:
+    """Content of a token.
+
+    Attributes:
+        claims: rights of its holder.
+        issued_at: Unix time at which it was signed; minus infinity if it does not say.
+        not_before: Unix time from which on it is valid; minus infinity if it does not say.
+        subject: who it is for; empty if it does not say.
+        token_id: its id; empty if it has none.
+    """
 
     claims: Claims
     issued_at: float
@@ -515,6 +538,14 @@ class _Verified:
     token_id: str
 
     def check_times(self, now: float) -> None:
+        """Check that the token is valid at a time.
+
+        Args:
+            now: Unix time in seconds.
+
+        Raises:
+            UnauthenticatedError: it is not.
+        """
         if now >= self.claims.expires_at + LEEWAY_S:
             raise UnauthenticatedError("invalid token: it has expired; get a new one")
         if self.issued_at > now + LEEWAY_S:
@@ -523,7 +554,23 @@ class _Verified:
             raise UnauthenticatedError("invalid token: not valid yet")
 
 
-def _parse_payload(payload: bytes) -> _Verified:
+def unverified(token: str) -> Token:
+    """Return the content of a token, which anybody may have signed.
+
+    Raises:
+        UnauthenticatedError: it is malformed.
+    """
+    try:
+        _, payload, _ = token.split(".")
+        content = base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))
+    except ValueError:
+        raise UnauthenticatedError(
+            "invalid token: it is not three parts of base64 with dots between them"
+        ) from None
+    return _parse_payload(content)
+
+
+def _parse_payload(payload: bytes) -> Token:
     try:
         claims = json.loads(payload)
     except ValueError:
@@ -535,7 +582,7 @@ def _parse_payload(payload: bytes) -> _Verified:
     capability = _number(claims, "cap", 0)
     if not 0 <= capability <= Capability.ALL or capability != int(capability):
         raise UnauthenticatedError("invalid token: claim `cap` is not a capability mask")
-    return _Verified(
+    return Token(
         Claims(
             int(capability), _parse_selector(claims.get("sel")), _number(claims, "exp", math.inf)
         ),

@@ -17,9 +17,8 @@ COMPLETED = [
     (
         ["gazctl", ""],
         [
-            *("attach-uuids", "brokers", "completion", "console", "consumers", "journals"),
-            *("print-config", "report", "shards"),
-            "topics",
+            *("attach-uuids", "brokers", "completion", "console", "consumers", "journals", "keys"),
+            *("print-config", "report", "shards", "token", "topics"),
         ],
     ),
     (["gazctl", "--v"], ["--version"]),
