@@ -16,6 +16,8 @@ from gazette_sdk.cli.settings import (
     CONSUMER_ETCD,
     DEV,
     DEV_CONTROL,
+    DOCTOR,
+    DOCTOR_BROKER,
     PRINT_CONFIG,
     SIMULATE,
 )
@@ -178,6 +180,32 @@ _BENCH = Command(
     ),
 )
 
+_DOCTOR = Command(
+    "doctor",
+    "Diagnose a cluster: what is wrong with it, and what may go wrong next",
+    "gazette_sdk.cli.doctor.command:run",
+    (DOCTOR, DOCTOR_BROKER, ETCD),
+    details=(
+        "Asks a broker, the other members, and Etcd; on the machine of a broker, with its "
+        "--broker.spool-dir or its INI file, it looks at the spools, too. What cannot be asked is "
+        "listed as not checked, and all else is. Nothing is written to the cluster, and no secret "
+        "is shown.\n\n"
+        "Each finding has its evidence, why it matters, and a command that shows more or mends it. "
+        "The exit status is 0 if nothing is wrong, 1 for warnings, and 2 for errors, or if nothing "
+        "can be asked.\n\n"
+        "A token without a selector that may LIST and READ shows all."
+    ),
+    examples=(
+        ("gazette doctor", "with the Etcd at localhost, and the broker of GAZETTE_ADDRESS"),
+        (
+            "gazette doctor --etcd.address http://etcd:2379 --broker.address http://broker-1:8080",
+            "another cluster",
+        ),
+        ("gazette doctor --json | jq '.checks[] | select(.status == \"error\")'", "for scripts"),
+        ("gazette doctor --bundle fault.tar.gz", "for a report of a fault"),
+    ),
+)
+
 _SIMULATE = Command(
     "allocator simulate",
     "Show which replicas would move if brokers left or joined, or specs changed; a dry run",
@@ -252,6 +280,7 @@ GAZETTE = Program(
         *_CONTROLS,
         CONSOLE,
         _BENCH,
+        _DOCTOR,
         _SIMULATE,
         *SPARK_COMMANDS,
         _SPOOLS_ACCEPT,

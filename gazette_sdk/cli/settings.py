@@ -331,6 +331,49 @@ CONSUMER_ETCD = Group("Etcd", ConsumerEtcdSettings, prefix="etcd.", env_prefix="
 CONSUMER_BROKER = Group("Broker", ConsumerBrokerSettings, prefix="broker.", env_prefix="BROKER_")
 
 
+class DoctorBrokerSettings(BrokerClientSettings):
+    """Connection of ``doctor`` to a broker, and what a broker on this machine uses."""
+
+    auth_keys_file: Annotated[
+        str, Option("AuthKeysFile", "File with the keys instead of AuthKeys")
+    ] = ""
+    spool_dir: Annotated[str, Option("SpoolDir", "Spool directory of a broker on this machine")] = (
+        ""
+    )
+    server_cert_file: Annotated[
+        str, Option("ServerCertFile", "Certificate of a server on this machine, PEM")
+    ] = ""
+
+
+class DoctorSettings(Settings):
+    """Options of ``doctor``."""
+
+    as_json: Annotated[
+        bool, Option("JSON", "Write one JSON object, for programs", long="json", in_ini=False)
+    ] = False
+    bundle: Annotated[
+        str,
+        Option(
+            "Bundle",
+            "File to write for a report of a fault: a tar.gz of 20 MB at most, without secrets, "
+            "with specs, members, metrics, events, stacks and a profile of ten seconds",
+            in_ini=False,
+        ),
+    ] = ""
+    consumer: Annotated[
+        tuple[str, ...],
+        Option(
+            "Consumer",
+            "Address of a process of an application that brokers do not know of; repeatable",
+            in_ini=False,
+        ),
+    ] = ()
+
+
+DOCTOR = Group("doctor", DoctorSettings)
+DOCTOR_BROKER = Group("Broker", DoctorBrokerSettings, prefix="broker.", env_prefix="BROKER_")
+
+
 class SimulateSettings(Settings):
     """Options of ``gazette allocator simulate``."""
 

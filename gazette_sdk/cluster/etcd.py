@@ -16,11 +16,13 @@ import contextlib
 import functools
 import operator
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from gazette_sdk.cluster.etcd_connections import (
     REQUIRE_LEADER,
@@ -74,6 +76,58 @@ REPEAT_PAUSE_S = 0.05
 """Pause before a request is repeated that may be repeated."""
 
 
+@dataclass(frozen=True, slots=True)
+class EtcdStatus:
+    """State of one member of Etcd.
+
+    Attributes:
+        address: its address.
+        error: why it did not answer; empty if it did.
+        member_id: its id; 0 if it did not answer, as the next ones.
+        version: its version.
+        leader: id of the leader that it knows; 0 for none.
+        size_bytes: size of its database.
+        size_in_use_bytes: what a defragmentation leaves of it; None from versions that do not say.
+        quota_bytes: size from which on it refuses writes; None from versions before 3.6.
+        alarms: alarms and errors that it reports.
+        answer_s: time to its answer, in seconds.
+    """
+
+    address: str
+    error: str = ""
+    member_id: int = 0
+    version: str = ""
+    leader: int = 0
+    size_bytes: int = 0
+    size_in_use_bytes: int | None = None
+    quota_bytes: int | None = None
+    alarms: tuple[str, ...] = ()
+    answer_s: float = 0.0
+
+
+_ERRORS, _IN_USE, _QUOTA = 8, 9, 13
+"""Fields of StatusResponse that the message of etcd3 0.12 does not have yet."""
+
+
+def _status_of(address: str, response: Any, answer_s: float) -> EtcdStatus:
+    """Return the state of a member from its answer."""
+    unknown: dict[int, list[Any]] = {}
+    fields: Any = UnknownFieldSet(response)
+    for field in fields:
+        unknown.setdefault(field.field_number, []).append(field.data)
+    return EtcdStatus(
+        address=address,
+        member_id=response.header.member_id,
+        version=response.version,
+        leader=response.leader,
+        size_bytes=response.dbSize,
+        size_in_use_bytes=unknown.get(_IN_USE, [None])[-1],
+        quota_bytes=unknown.get(_QUOTA, [None])[-1],
+        alarms=tuple(each.decode(errors="replace") for each in unknown.get(_ERRORS, ())),
+        answer_s=answer_s,
+    )
+
+
 # ------------------------------------------------------------------ the client
 
 
@@ -90,6 +144,7 @@ class Etcd:
         connections: Connections,
         address: str,
         open_beside: Callable[[str], ThreadChannel],
+        open_with: Callable[[str], grpc.aio.Channel] | None = None,
     ) -> None:
         self.address = address
         self.version: tuple[int, ...] = (0,)
@@ -102,6 +157,7 @@ class Etcd:
         self._token = ""
         self._closed = False
         self._open_beside = open_beside
+        self._open_with = open_with
         self._renewals: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -150,7 +206,7 @@ class Etcd:
             await open_with(each).close()
         endpoints = Endpoints(addresses)
         connections = Connections(endpoints, open_with, answer_timeout_s=answer_timeout_s)
-        client = cls(connections, address, open_beside)
+        client = cls(connections, address, open_beside, open_with)
         client._credentials = (user, password) if user else None
         try:
             await client._check_version(dial_timeout_s)
@@ -230,6 +286,42 @@ class Etcd:
     async def delete(self, key: bytes, range_end: bytes = b"") -> int:
         """Delete a key or range unconditionally, and return the revision of the store."""
         return (await self.txn((), (Delete(key, range_end),))).revision
+
+    # -------------------------------------------------------------- members
+
+    async def statuses(self, *, timeout_s: float = ANSWER_TIMEOUT_S) -> list[EtcdStatus]:
+        """Return the state of all members, each asked at its own address, at the same time.
+
+        Args:
+            timeout_s: longest time until the answer of a member.
+
+        Raises:
+            EtcdUnavailableError: no member has answered with the list of members.
+        """
+        connection = await self._connected()
+        metadata = await self._authenticate(connection)
+        with self._errors("MemberList", connection):
+            call = connection.cluster.MemberList(
+                rpc.MemberListRequest(), timeout=timeout_s, metadata=metadata
+            )
+            with connection.running(call):
+                members = (await call).members
+        addresses = [(each.clientURLs or [connection.address])[0] for each in members]
+        return await asyncio.gather(*(self._status(each, timeout_s) for each in addresses))
+
+    async def _status(self, address: str, timeout_s: float) -> EtcdStatus:
+        """Return the state of the member at an address."""
+        assert self._open_with is not None, "made by `connect`"
+        begun = asyncio.get_running_loop().time()
+        try:
+            async with self._open_with(address) as channel:
+                stub = EtcdConnection(channel, address).maintenance
+                response = await stub.Status(rpc.StatusRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            return EtcdStatus(address, error=error.details() or error.code().name)
+        except ConfigurationError as error:
+            return EtcdStatus(address, error=str(error))
+        return _status_of(address, response, asyncio.get_running_loop().time() - begun)
 
     # -------------------------------------------------------------- leases
 

@@ -38,8 +38,8 @@ class Authority:
         self.ca_file = directory / f"{name.replace(' ', '-')}.pem"
         self.ca_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name: str = "localhost") -> Certificate:
-        """A certificate for a name and for the loopback addresses."""
+    def issue(self, name: str = "localhost", *, days: float = 1.0) -> Certificate:
+        """A certificate for a name and for the loopback addresses, which ends in some days."""
         key = ec.generate_private_key(ec.SECP256R1())
         names = x509.SubjectAlternativeName(
             [
@@ -49,7 +49,7 @@ class Authority:
             ]
         )
         certificate = (
-            self._builder(_name(name), key.public_key())
+            self._builder(_name(name), key.public_key(), days)
             .add_extension(names, critical=False)
             .sign(self._key, hashes.SHA256())
         )
@@ -65,7 +65,7 @@ class Authority:
         return files
 
     def _builder(
-        self, subject: x509.Name, key: ec.EllipticCurvePublicKey
+        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, days: float = 1.0
     ) -> x509.CertificateBuilder:
         now = dt.datetime.now(dt.UTC)
         return (
@@ -75,7 +75,7 @@ class Authority:
             .public_key(key)
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - _DAY)
-            .not_valid_after(now + _DAY)
+            .not_valid_after(now + days * _DAY)
         )
 
 

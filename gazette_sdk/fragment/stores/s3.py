@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Iterable
 from typing import Any, BinaryIO, Final
 
 import aiohttp
@@ -173,6 +174,35 @@ class S3Store(ObjectStore):
         ]
         return page, found["NextContinuationToken"] if found.get("IsTruncated") else None
 
+    def expiring(self, paths: Iterable[str]) -> list[str]:
+        """Return the paths below which lifecycle rules of the bucket remove objects.
+
+        Args:
+            paths: content paths of directories.
+
+        Raises:
+            OSError: the rules cannot be read.
+        """
+        try:
+            found = self._call(lambda: self._request("get_bucket_lifecycle_configuration"))
+        except OSError as error:
+            if _code(error) == "NoSuchLifecycleConfiguration":
+                return []
+            raise
+        prefixes = [
+            _prefix_of(rule)
+            for rule in found.get("Rules", ())
+            # A rule that removes what is left of deleted objects removes no fragment.
+            if rule.get("Status") == "Enabled"
+            and rule.get("Expiration", {}).keys() & {"Days", "Date"}
+        ]
+        return [
+            path
+            for path in paths
+            for key in [self._parsed.key(path.rstrip("/") + "/")]
+            if any(key.startswith(each) or each.startswith(key) for each in prefixes)
+        ]
+
     async def _delete(self, key: str) -> None:
         await self._request("delete_object", Key=key)
 
@@ -286,6 +316,14 @@ class S3Store(ObjectStore):
                 return True
             cause = cause.__cause__
         return False
+
+
+def _prefix_of(rule: dict[str, Any]) -> str:
+    """Return the prefix of keys that a lifecycle rule is for."""
+    chosen = rule.get("Filter", {})
+    return str(
+        rule.get("Prefix") or chosen.get("Prefix") or chosen.get("And", {}).get("Prefix", "")
+    )
 
 
 def _md5_of(entity_tag: str) -> bytes:
