@@ -125,7 +125,7 @@ const MESSAGE_COLUMNS = [
   { name: "time", title: "Time", cell: (row) => row.time !== null && html`<span title=${clock(row.time)}>${shortClock(row.time)}</span>` },
   { name: "producer", title: "Producer", cell: (row) => row.producer && html`<span title=${row.producer}><i class=${`hue hue${parseInt(row.producer.slice(-2), 16) % 8}`} aria-hidden="true"></i>${row.producer.slice(0, 6)}</span>` },
   { name: "tx", title: "Tx", cell: (row) => html`<span aria-hidden="true">${bracket(row)}</span>` },
-  { name: "status", title: "Status", cell: (row) => (row.clock === null ? html`<span class="dim">no UUID</span>` : html`<${State} tone=${STATES[row.state][0]}>${STATES[row.state][1]}<//>`) },
+  { name: "status", title: "Status", cell: (row) => (row.clock === null ? html`<${State} tone="idle">no UUID<//>` : html`<${State} tone=${STATES[row.state][0]}>${STATES[row.state][1]}<//>`) },
   { name: "message", title: "Message", cell: (row) => html`<span class=${row.error ? "broken" : ""}>${withoutUuid(row)}</span>` },
 ];
 
