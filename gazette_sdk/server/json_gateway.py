@@ -146,7 +146,7 @@ class JsonGateway:
             return _refusal(501, 12, "Not Implemented", cors)
         try:
             if method.capability & Capability.APPLY:
-                self._check_origin(request)
+                check_origin(self._allow_origins, request)
             self._authority.verify(call.authorization, method.capability, time.time())
             parsed = method.request()
             if request.method == "GET":
@@ -165,21 +165,21 @@ class JsonGateway:
         async with aclosing(method.serve(parsed, call)) as messages:
             return await _stream(request, messages, cors, is_prompt=request.method == "GET")
 
-    def _check_origin(self, request: web.Request) -> None:
-        """Check that a request is not of a web page of another origin.
 
-        A browser sends such a request without asking, and only hides the answer from the page.
+def check_origin(allow_origins: Collection[str], request: web.Request) -> None:
+    """Check that a request is not of a web page of another origin.
 
-        Raises:
-            UnauthenticatedError: it is, and the origin is not allowed.
-        """
-        origin = request.headers.get("Origin", "")
-        is_ours = origin.partition("://")[2] == request.headers.get("Host", "")
-        if origin and not is_ours and origin not in self._allow_origins:
-            raise UnauthenticatedError(
-                f"pages of {origin} may not change anything here; allow them with "
-                "--broker.allow-origin"
-            )
+    A browser sends such a request without asking, and only hides the answer from the page.
+
+    Raises:
+        UnauthenticatedError: it is, and the origin is not allowed.
+    """
+    origin = request.headers.get("Origin", "")
+    is_ours = origin.partition("://")[2] == request.headers.get("Host", "")
+    if origin and not is_ours and origin not in allow_origins:
+        raise UnauthenticatedError(
+            f"pages of {origin} may not change anything here; allow them with --broker.allow-origin"
+        )
 
 
 def cors_headers(allow_origins: Collection[str], request: web.Request) -> dict[str, str]:

@@ -42,7 +42,12 @@ from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability, 
 from gazette_sdk.protocol.names import is_local, is_tls
 from gazette_sdk.protocol.rules import validate_process_id
 from gazette_sdk.server.http import CONTENT_HEADERS, Target, origin_form, quote_path
-from gazette_sdk.server.json_gateway import BODY_BYTES_MAX, cors_headers, failure_response
+from gazette_sdk.server.json_gateway import (
+    BODY_BYTES_MAX,
+    check_origin,
+    cors_headers,
+    failure_response,
+)
 from gazette_sdk.server.listener import PeerLimits, peer_of
 
 LAG_PERIOD_S = 1.0
@@ -293,6 +298,8 @@ class MemberGateway:
     ) -> web.StreamResponse:
         authorization = request.headers.get(hdrs.AUTHORIZATION)
         self._authority.verify(authorization, Capability(0), time.time())
+        if request.method == "POST":
+            check_origin(self._allow_origins, request)  # the member does not see the origin
         if FORWARDED_HEADER in request.headers:
             raise _refused("a forwarded request is not forwarded again: call the member itself")
         if request.method not in {"GET", "POST"}:

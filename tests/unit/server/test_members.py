@@ -432,6 +432,18 @@ def test_pages_of_allowed_origins_may_call():
     assert preflight.header("access-control-allow-origin") == "http://console"
 
 
+def test_pages_of_other_origins_may_not_post():
+    target = "/v1/at/a/broker-1/shards/unassign"
+    headers = ("Origin: http://elsewhere",)
+    answer, requests = forwarded("POST", target, headers=headers)
+    assert (answer.status, requests) == (401, [])
+    assert b"--broker.allow-origin" in answer.body
+    answer, requests = forwarded(
+        "POST", target, headers=headers, allow_origins=("http://elsewhere",)
+    )
+    assert len(requests) == 1
+
+
 def test_a_malformed_path_is_an_error_of_the_caller():
     with pytest.raises(CallError) as error:
         parse_path("/v1/at/a/b/x", "/v1/at/a/b/x")  # an id has at least four bytes
