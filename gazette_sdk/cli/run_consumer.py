@@ -26,6 +26,7 @@ from gazette_sdk.cli.settings import (
 from gazette_sdk.cluster.membership import EtcdConfig
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol.authorization import authority_for
+from gazette_sdk.server.logging import AUDIT
 from gazette_sdk.server.options import Group, public_values
 from gazette_sdk.server.process import STOP_GRACE_S, StopSignal, configured_server
 from gazette_sdk.server.settings import DEBUG, pet_name
@@ -80,6 +81,7 @@ async def run(invocation: Invocation) -> None:
         group.title: public_values(group, invocation.settings(group)) for group in groups
     }
     _log.info("consumer configuration", extra={"version": invocation.version, **configuration})
+    AUDIT.setLevel(logging.INFO)  # changes of shards are recorded at every --log.level
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     server = configured_server(settings, invocation.settings(DEBUG))
     transport = transport_of(broker, address, settings.zone)

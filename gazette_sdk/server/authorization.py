@@ -108,6 +108,7 @@ class AuditEvent(NamedTuple):
         subject: claim ``sub`` of the token; empty if there is none, or it was not verified.
         token_id: claim ``jti`` of the token, or else the id of the key that signed it.
         is_refusal: True for a refused call.
+        shard: id of the shard, or ids.
     """
 
     method: str
@@ -117,6 +118,7 @@ class AuditEvent(NamedTuple):
     subject: str = ""
     token_id: str = ""
     is_refusal: bool = False
+    shard: str = ""
 
 
 @dataclass(slots=True)

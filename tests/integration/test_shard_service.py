@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -558,6 +559,45 @@ async def test_unassign_removes_primaries_and_failed_assignments(etcd):
 
 
 # ---------------------------------------------------------------- tokens
+
+
+async def change_shards_by_tokens(etcd):
+    async with two_processes(etcd, auth_keys=KEYS) as (a, _):
+        await a_primary(a)
+
+        def client(capability, subject):
+            token = authority_for(KEYS).sign(
+                capability, pb.LabelSelector(), 60, time.time(), subject=subject
+            )
+            return ShardClient(a.endpoint, authorizer=FixedToken(token))
+
+        request = cpb.UnassignRequest(shards=["shard-A"], only_failed=True)
+        async with client(Capability.APPLY, "ada") as ada, client(Capability.LIST, "eve") as eve:
+            await ada.unassign(request)
+            with pytest.raises(UnauthenticatedError):
+                await eve.unassign(request)
+            changes = [
+                cpb.ApplyRequest.Change(upsert=shard_spec(f"shard-{name}")) for name in "NOPQ"
+            ]
+            await ada.apply(cpb.ApplyRequest(changes=changes))
+            with pytest.raises(ShardStatusError):  # they exist by now
+                await ada.apply(cpb.ApplyRequest(changes=changes[:1]))
+
+
+def test_changes_and_refused_ones_are_in_the_audit_log_with_their_subject(etcd, caplog):
+    caplog.set_level(logging.INFO, "gazette.audit")
+    run(change_shards_by_tokens(etcd))
+    found = [
+        (each.getMessage(), each.subject, each.shard, each.outcome)
+        for each in caplog.records
+        if each.name == "gazette.audit"
+    ]
+    [unassigned, refused, applied, failed] = found
+    assert unassigned == ("Unassign answered", "ada", "shard-A", "OK")
+    assert refused[:3] == ("Unassign refused", "eve", "shard-A")
+    assert "APPLY" in refused[3]
+    assert applied == ("Apply answered", "ada", "shard-N, shard-O, shard-P and 1 more", "OK")
+    assert failed == ("Apply answered", "ada", "shard-N", "ETCD_TRANSACTION_FAILED")
 
 
 @scenario

@@ -480,6 +480,7 @@ class Consumer:
         await self.endpoints.aclose()
         await self._calls.aclose()
         self._queries.shut_down()
+        self.service.audit.close()
         return stuck
 
     async def _stop_application(self) -> list[str]:

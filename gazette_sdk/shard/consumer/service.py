@@ -19,6 +19,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from google.protobuf import json_format
@@ -53,7 +55,7 @@ from gazette_sdk.protocol.shard_spec import (
     validate_shard_rpc,
 )
 from gazette_sdk.server import grpc_server
-from gazette_sdk.server.authorization import Authorization, Call
+from gazette_sdk.server.authorization import AuditEvent, AuditLog, Authorization, Call
 from gazette_sdk.server.grpc_server import Method
 from gazette_sdk.server.json_gateway import JsonUnary
 from gazette_sdk.shard.application.endpoints import Method as EndpointMethod
@@ -64,6 +66,9 @@ from gazette_sdk.shard.consumer.resolver import ServedShard, ShardResolver, prim
 from gazette_sdk.shard.consumer.state import STATE
 from gazette_sdk.shard.recovery import hints as fsm_hints
 from gazette_sdk.transport.wire import Peer
+
+NAMES_MAX = 3
+"""Greatest number of shards of one change that a record of the audit log names."""
 
 Templates = Callable[[Collection[str]], Awaitable[Sequence[cpb.ShardSpec]]]
 """Function that returns the shards which the application gives to journals."""
@@ -259,6 +264,9 @@ class ShardService:
             a selector may create.
         faults: returns errors because of which source journals are not read, for listings.
         application: name of the application.
+
+    Attributes:
+        audit: log of changes, and of those that were refused.
     """
 
     def __init__(
@@ -283,6 +291,7 @@ class ShardService:
         self._templates = templates
         self._faults = faults
         self._application = application
+        self.audit = AuditLog()
 
     # ---------------------------------------------------------------- Stat
 
@@ -356,6 +365,12 @@ class ShardService:
 
     async def apply(self, request: cpb.ApplyRequest, call: Call) -> cpb.ApplyResponse:
         """Create, change and delete shards, with their hints, in one transaction."""
+        with self._recorded("Apply", call, map(_shard_of, request.changes)) as record:
+            response = await self._apply(request, call)
+            record.status = response.status
+        return response
+
+    async def _apply(self, request: cpb.ApplyRequest, call: Call) -> cpb.ApplyResponse:
         claims = self._authorization.verify(call, Capability.APPLY)
         validate_shard_rpc(request)
         for change in request.changes:
@@ -435,6 +450,12 @@ class ShardService:
 
     async def unassign(self, request: cpb.UnassignRequest, call: Call) -> cpb.UnassignResponse:
         """Remove failed assignments, and those of primaries; the allocator then assigns anew."""
+        with self._recorded("Unassign", call, request.shards) as record:
+            response = await self._unassign(request, call)
+            record.status = response.status
+        return response
+
+    async def _unassign(self, request: cpb.UnassignRequest, call: Call) -> cpb.UnassignResponse:
         claims = self._authorization.verify(call, Capability.APPLY)
         validate_shard_rpc(request)
         response = cpb.UnassignResponse()
@@ -476,10 +497,50 @@ class ShardService:
             await self._keyspace.wait_for_revision(result.revision)
         return result.succeeded
 
+    @contextmanager
+    def _recorded(self, method: str, call: Call, shards: Iterable[str]) -> Iterator[_Record]:
+        """Record the outcome of a change in the audit log.
+
+        Args:
+            method: name of the call.
+            call: metadata of the call.
+            shards: ids of its shards.
+        """
+        record = _Record()
+        outcome, is_refusal = "", False
+        try:
+            yield record
+            outcome = cpb.Status.Name(record.status)
+        except GazetteError as error:
+            outcome, is_refusal = str(error), isinstance(error, UnauthenticatedError)
+            raise
+        finally:
+            if outcome:
+                subject, token_id = self._authorization.authority.identity(call.authorization)
+                changed = AuditEvent(method, outcome, call.peer, "", subject, token_id, is_refusal)
+                self.audit.record(changed._replace(shard=_named(shards)))
+
     def _header(self) -> pb.Header:
         """Return the header of answers without a route."""
         known = self._keyspace.member(self._local_id.zone, self._local_id.suffix) is not None
         return unrouted_header(self._local_id if known else None, self._keyspace.header)
+
+
+@dataclass(slots=True)
+class _Record:
+    """Outcome of a change, for the audit log."""
+
+    status: cpb.Status = cpb.OK
+
+
+def _shard_of(change: cpb.ApplyRequest.Change) -> str:
+    return change.delete or change.upsert.id
+
+
+def _named(shards: Iterable[str]) -> str:
+    ids = list(shards)
+    more = f" and {len(ids) - NAMES_MAX} more" if len(ids) > NAMES_MAX else ""
+    return ", ".join(ids[:NAMES_MAX]) + more
 
 
 # ---------------------------------------------------------------- on the wires
