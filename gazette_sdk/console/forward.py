@@ -1,7 +1,9 @@
-"""Console as a server of its own: it forwards what the page reads to a broker and a consumer.
+"""Console as a server of its own: it forwards calls of the page to a broker and a consumer.
 
 For networks where browsers reach neither. Targets are the given addresses and no others. A request
-is forwarded with its token and body, and no other header. Calls that change something are refused.
+is forwarded with its token and body, and no other header. Of the calls that change something, those
+of the page are forwarded if they have a token: a cluster without keys is changed by no one who
+reaches the console alone. Pages of other origins cannot send one.
 """
 
 from __future__ import annotations
@@ -23,10 +25,16 @@ from gazette_sdk.server.process import Server
 BODY_BYTES_MAX = 16 << 10
 """Greatest body of a request, which is that of servers."""
 
+CHANGE_BYTES_MAX = 128 << 10
+"""Greatest body of a change: specs of as many partitions as the page creates in one call."""
+
+_SLASHES_AT_MEMBER = 6  # /v1/at/ZONE/ID/shards/unassign
+
 CONNECT_TIMEOUT_S = 5.0
 """Longest time of a connection to a target."""
 
 _CHANGES = ("/apply", "/unassign")
+_CHANGES_OF_PAGE = frozenset({"/v1/journals/apply", "/v1/shards/unassign"})
 _OWN = ("/debug/", "/v1/dev")
 _PASSED_ON = (
     hdrs.CONTENT_TYPE,
@@ -73,7 +81,10 @@ class Forwarder:
         ):
             return text_error(405, "the console only reads: call the broker itself")
         if is_call and path.endswith(_CHANGES):
-            return text_error(403, "the console only reads: use gazctl, or call the broker itself")
+            if not _is_of_page(path):
+                return text_error(403, "the console does not change that: use gazctl")
+            if hdrs.AUTHORIZATION not in request.headers:
+                return text_error(403, "changes need a token with the capability APPLY: sign in")
         base = self._broker
         if self._consumer and path.startswith("/v1/shards/"):
             base = self._consumer
@@ -94,11 +105,13 @@ class Forwarder:
     async def _exchange(
         self, request: web.Request, base: str, response: web.StreamResponse
     ) -> None:
+        is_change = request.path.endswith(_CHANGES)
+        bytes_max = CHANGE_BYTES_MAX if is_change else BODY_BYTES_MAX
         body = bytearray()
         async for chunk in request.content.iter_any():
             body += chunk
-            if len(body) > BODY_BYTES_MAX:
-                raise web.HTTPRequestEntityTooLarge(BODY_BYTES_MAX, len(body))
+            if len(body) > bytes_max:
+                raise web.HTTPRequestEntityTooLarge(bytes_max, len(body))
         headers = {
             name: request.headers[name]
             for name in (hdrs.AUTHORIZATION, hdrs.ACCEPT_ENCODING, hdrs.CONTENT_TYPE)
@@ -121,6 +134,13 @@ class Forwarder:
             async for chunk in answer.content.iter_any():
                 await response.write(chunk)
             await response.write_eof()
+
+
+def _is_of_page(path: str) -> bool:
+    """Return True for a change that the page makes, here or at another member."""
+    if not path.startswith("/v1/at/"):
+        return path in _CHANGES_OF_PAGE
+    return path.count("/") == _SLASHES_AT_MEMBER and path.endswith("/shards/unassign")
 
 
 @asynccontextmanager
@@ -150,7 +170,7 @@ async def serve_console(
         skip_auto_headers=_AUTOMATIC_HEADERS,
         timeout=timeout,
     ) as client:
-        server.http.mount(PREFIX, console("cluster" if consumer else "broker"))
+        server.http.mount(PREFIX, console("cluster" if consumer else "broker", needs_token=True))
         server.http.mount("/", Forwarder(client, broker, consumer, tls))
         try:
             yield f"{await server.start()}/console/"

@@ -85,16 +85,28 @@ class StaticFiles:
     Attributes:
         digest: SHA-256 over their names and content.
         files: by the name within the digest's directory; the page itself is not among them.
-        page: the page, without the digest and the component.
+        page: the page, without the values of a server.
     """
 
     digest: str
     files: Mapping[str, StaticFile]
     page: str
 
-    def page_of(self, component: Component) -> StaticFile:
-        """Return the page of a server."""
-        page = self.page.replace("{digest}", self.digest).replace("{component}", component)
+    def page_of(self, component: Component, *, needs_token: bool = False) -> StaticFile:
+        """Return the page of a server.
+
+        Args:
+            component: what the server is.
+            needs_token: True if it refuses changes of callers without a token.
+        """
+        values = {
+            "digest": self.digest,
+            "component": component,
+            "changes": "token" if needs_token else "any",
+        }
+        page = self.page
+        for name, value in values.items():
+            page = page.replace(f"{{{name}}}", value)
         return _file(page.encode(), ".html")
 
 
@@ -130,7 +142,7 @@ def _file(content: bytes, suffix: str) -> StaticFile:
     return StaticFile(content, gzip.compress(content, mtime=0), _MEDIA_TYPES[suffix])
 
 
-def console(component: Component) -> HttpHandler:
+def console(component: Component, *, needs_token: bool = False) -> HttpHandler:
     """Return the handler to mount at :data:`PREFIX`.
 
     The files are read with the first request, on a thread: a console that no one opens costs
@@ -138,12 +150,13 @@ def console(component: Component) -> HttpHandler:
 
     Args:
         component: what the server is.
+        needs_token: True if it refuses changes of callers without a token.
     """
     loading: asyncio.Future[tuple[StaticFiles, StaticFile]] | None = None
 
     def load() -> tuple[StaticFiles, StaticFile]:
         files = load_files()
-        return files, files.page_of(component)
+        return files, files.page_of(component, needs_token=needs_token)
 
     async def answer(request: web.Request, target: Target) -> web.Response | None:
         nonlocal loading

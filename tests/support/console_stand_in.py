@@ -67,6 +67,7 @@ class World:
         labels: content type of the journals.
         events: events so far.
         seen: paths of all requests.
+        changes: path and body of each change.
     """
 
     journals: int = 10
@@ -80,7 +81,12 @@ class World:
     problems: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)
+    changes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     grown: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def count(self) -> int:
+        return len(self.names) or self.journals
 
     def append(self, name: str, content: bytes) -> None:
         """Append to a journal. Call it on the server's loop."""
@@ -125,6 +131,9 @@ class StandIn:
         if path.startswith("/v1/at/"):
             path = "/v1/" + path.split("/", 5)[5]
         match path:
+            case "/v1/journals/apply" | "/v1/shards/unassign":
+                world.changes.append((target.path, body))
+                return web.json_response(self.changed(body))
             case "/v1/journals/page":
                 return web.json_response(self.page(body))
             case "/v1/journals/heads":
@@ -151,6 +160,18 @@ class StandIn:
                 return web.json_response({"entries": STATE_ENTRIES, "more": True})
             case _:
                 return await self.read(request, target)
+
+    def changed(self, body: dict[str, Any]) -> dict[str, Any]:
+        world = self.world
+        if "shards" in body:
+            world.is_troubled = False
+            return {"status": "OK", "shards": body["shards"]}
+        world.names = [self.row(number)["name"] for number in range(world.count)]
+        names = [change["upsert"]["name"] for change in body["changes"]]
+        if set(names) & set(world.names):
+            return {"status": "ETCD_TRANSACTION_FAILED"}
+        world.names += names
+        return {"status": "OK"}
 
     # ------------------------------------------------------------ journals
 
@@ -192,8 +213,7 @@ class StandIn:
         return row
 
     def page(self, body: dict[str, Any]) -> dict[str, Any]:
-        count = len(self.world.names) or self.world.journals
-        rows = [self.row(number) for number in range(count)]
+        rows = [self.row(number) for number in range(self.world.count)]
         for label in body.get("selector", {}).get("include", {}).get("labels", []):
             rows = [row for row in rows if row["name"] == label["value"]]
         search = body.get("search", "").lower()
@@ -236,7 +256,13 @@ class StandIn:
         }
 
     def list(self, body: dict[str, Any]) -> list[dict[str, Any]]:
-        name = body["selector"]["include"]["labels"][0]["value"]
+        label = body["selector"]["include"]["labels"][0]
+        if label["name"] == "name":
+            return [self.listed(label["value"])]
+        names = (self.row(number)["name"] for number in range(self.world.count))
+        return [self.listed(name) for name in names if name.startswith(label["value"])]
+
+    def listed(self, name: str) -> dict[str, Any]:
         spec = {
             "name": name,
             "replication": 3,
@@ -262,7 +288,7 @@ class StandIn:
             "primary": 0,
             "endpoints": [f"https://{member['suffix']}.example:8080" for member in MEMBERS],
         }
-        return [{"spec": spec, "modRevision": "812", "createRevision": "12", "route": route}]
+        return {"spec": spec, "modRevision": "812", "createRevision": "12", "route": route}
 
     def offsets(self, name: str) -> dict[str, Any]:
         end = len(self.world.content.get(name, b""))
@@ -357,7 +383,7 @@ class StandIn:
 
     def report(self) -> dict[str, Any]:
         world = self.world
-        count = len(world.names) or world.journals
+        count = world.count
         now = time.time_ns() // 1000
         wobble = (time.time() * 7) % 10
         report: dict[str, Any] = {

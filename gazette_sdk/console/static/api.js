@@ -10,6 +10,9 @@ const TIMEOUT_MS = 15_000;
 /** Server of the page: broker, consumer, or cluster for one with the calls of both. */
 export const COMPONENT = document.querySelector("meta[name=component]").content;
 
+/** True if the server passes changes on without a token; the cluster may ask for one nevertheless. */
+const TAKES_ANY_CHANGE = document.querySelector("meta[name=changes]").content === "any";
+
 /** Failure of a call. `status` is that of HTTP; 0 where no answer came. */
 export class CallError extends Error {
   constructor(status, message) {
@@ -62,6 +65,14 @@ export function claimsOf(text) {
   } catch {
     return null;
   }
+}
+
+/**
+ * True if a change may be offered: a token states APPLY, or there is none and the cluster answers.
+ * The servers decide when it is made.
+ */
+export function mayApply(text) {
+  return text ? Boolean(claimsOf(text)?.capabilities.includes("APPLY")) : TAKES_ANY_CHANGE;
 }
 
 function headers(more) {

@@ -2,7 +2,7 @@
 import { render } from "./vendor/preact.js";
 import { useEffect, useErrorBoundary, useLayoutEffect, useRef, useState } from "./vendor/hooks.js";
 import { COMPONENT, claimsOf, setToken, takeTokenOfAddress, useToken } from "./api.js";
-import { Empty, Skeleton, clock, html, place, useKeys } from "./parts.js";
+import { Empty, Skeleton, clock, html, place, useDialog, useKeys } from "./parts.js";
 
 const PAGES = [
   ["", "Overview", "o", () => import("./cluster.js").then((module) => module.Overview)],
@@ -71,11 +71,6 @@ function Theme() {
 }
 
 // ---------------------------------------------------------------- sign-in
-
-function useDialog() {
-  const dialog = useRef(null);
-  return [dialog, () => dialog.current.showModal(), () => dialog.current.close()];
-}
 
 function SignIn() {
   const token = useToken();

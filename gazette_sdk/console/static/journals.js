@@ -1,8 +1,8 @@
 // Pages of journals: the list, and one journal with its messages, fragments, replicas and spec.
 import { useEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
-import { CallError, call, content, journalUrl, memberName, offsetsOf, pause, resolved, useCall, usePages, useToken } from "./api.js";
+import { CallError, call, content, first, journalUrl, mayApply, memberName, offsetsOf, pause, resolved, useCall, usePages, useToken } from "./api.js";
 import { ACK_COMMIT, ACK_ROLLBACK, ACKNOWLEDGE, COMMITTED, CONTINUE, Cutter, DUPLICATE, OUTSIDE, PENDING, ROLLED_BACK, SEEK_BYTES, Sequencer, decode, kindOf, parseFilter, toHex, valueOf } from "./decode.js";
-import { Command, Copy, Empty, Failure, Fragment, Loaded, Maybe, Path, Search, Skeleton, Stale, State, StateFilter, Tabs, VirtualTable, announce, bytes, clock, count, duration, html, journalLink, journalState, quoted, rate, setQuery, shortClock, since, useKeys, useSearch } from "./parts.js";
+import { Change, Command, Copy, Empty, Failure, Fragment, Loaded, Maybe, Path, Search, Skeleton, Stale, State, StateFilter, Tabs, VirtualTable, announce, bytes, clock, count, duration, html, journalLink, journalState, quoted, rate, setQuery, shortClock, since, useKeys, useSearch } from "./parts.js";
 
 const SORTS = { name: "BY_NAME", state: "BY_STATE", replication: "BY_REPLICATION", head: "BY_HEAD", rate: "BY_RATE", size: "BY_SIZE", unstored: "BY_UNSTORED" };
 const REFRESH_MS = 5000;
@@ -41,7 +41,7 @@ export function Journals({ at }) {
   const isEmpty = !pages.isLoading && !pages.error && pages.total === 0;
   return html`<section class="fill">
     <div class="bar"><h1>Journals</h1><${Search} label="Search journals by name or label" placeholder="name, or label=value" value=${text} onInput=${search} />
-      <${StateFilter} states=${pages.states} describe=${journalState} chosen=${state} onChoose=${(value) => setQuery({ state: value })} /></div>
+      <${StateFilter} states=${pages.states} describe=${journalState} chosen=${state} onChoose=${(value) => setQuery({ state: value })} /><${CreatePartitions} isOffered=${Boolean(pages.time)} onChange=${pages.reload} /></div>
     <${Stale} error=${pages.error} time=${pages.time} />
     ${pages.error && !pages.time ? html`<${Failure} error=${pages.error} what="the list of journals" onRetry=${pages.reload} />`
       : pages.isLoading ? html`<${Skeleton} rows=${12} />`
@@ -52,6 +52,75 @@ export function Journals({ at }) {
           onShow=${pages.show} onOpen=${(row) => { location.hash = journalLink(row.name); }} />`}
     <footer class="foot"><span>${count(pages.total)} ${pages.total === 1 ? "journal" : "journals"}${q ? html` match <b>${q}</b>` : ""}</span><${Command} text=${command} /></footer>
   </section>`;
+}
+
+// ---------------------------------------------------------------- partitions
+
+/** Greatest number of a partition: names end in three digits, so that their order is that of numbers. */
+const PARTITION_MAX = 999;
+/** Most partitions of one call: larger ones are for the command. */
+const NEW_PARTITIONS_MAX = 32;
+
+/** Partitions of a topic in order: {number, spec} of journals TOPIC/part-NNN. */
+async function partitionsOf(topic, signal) {
+  const selector = { include: { labels: [{ name: "prefix", value: `${topic}/` }] } };
+  const listed = await first("v1/journals/list", { selector }, signal);
+  return (listed?.journals || []).flatMap(({ spec }) => {
+    const found = spec.name.startsWith(`${topic}/part-`) && /^\d{3}$/.exec(spec.name.slice(topic.length + 6));
+    return found ? [{ number: Number(found[0]), spec }] : [];
+  }).sort((a, b) => a.number - b.number);
+}
+
+const partitionName = (topic, number) => `${topic}/part-${String(number).padStart(3, "0")}`;
+
+/** Change that creates further partitions of a topic, like its last one. */
+function CreatePartitions({ isOffered, onChange }) {
+  const token = useToken();
+  const [typed, setTyped] = useState("");
+  const [text, setText] = useState("1");
+  const [known, setKnown] = useState({ topic: "", partitions: [], error: null });
+  useEffect(() => {
+    const aborter = new AbortController();
+    if (!typed) return undefined;
+    pause(150, aborter.signal).then(async () => {
+      if (aborter.signal.aborted) return;
+      try {
+        // A name that no journal can have is not asked for.
+        const partitions = /^[\w+./=%-]+$/.test(typed) ? await partitionsOf(typed, aborter.signal) : [];
+        setKnown({ topic: typed, partitions, error: null });
+      } catch (error) {
+        if (!aborter.signal.aborted) setKnown({ topic: typed, partitions: [], error });
+      }
+    });
+    return () => aborter.abort();
+  }, [typed, token]);
+  const isKnown = Boolean(typed) && known.topic === typed;
+  const last = isKnown ? known.partitions.at(-1) : undefined;
+  const most = last ? Math.min(NEW_PARTITIONS_MAX, PARTITION_MAX - last.number) : NEW_PARTITIONS_MAX;
+  const number = /^\d+$/.test(text) ? Number(text) : 0;
+  const isPossible = Boolean(last) && number >= 1 && number <= most;
+  const names = isPossible ? Array.from({ length: number }, (_, index) => partitionName(known.topic, last.number + 1 + index)) : [];
+  const command = isPossible ? `gazctl topics grow ${quoted(typed)} --partitions ${last.number + 1 + number}` : "";
+  const run = async () => {
+    const { suspend, ...spec } = last.spec;
+    const changes = names.map((name) => ({ expectModRevision: "0", upsert: { ...spec, name } }));
+    const answer = await call("v1/journals/apply", { changes });
+    onChange();
+    if (answer.status && answer.status !== "OK") {
+      throw new CallError(409, answer.status === "ETCD_TRANSACTION_FAILED" ? "A journal of one of these names exists by now: nothing was created." : answer.status.toLowerCase().replace(/_/g, " "));
+    }
+    return `${names.length === 1 ? names[0] : `${names[0]} to ${names.at(-1)}`} ${names.length === 1 ? "was" : "were"} created.`;
+  };
+  const hint = !typed ? "Its partitions are the journals NAME/part-000, NAME/part-001 and so on."
+    : !isKnown ? "Looking for its partitions…"
+    : !last ? `There is no journal ${typed}/part-000, and none after it.`
+    : most < 1 ? "It has as many partitions as a topic can have."
+    : isPossible ? "" : `Give a number from 1 to ${most}.`;
+  return html`<${Change} label="Create partitions" title="Create partitions of a topic" noun="topic" name=${isPossible ? typed : ""} command=${command} isOffered=${isOffered && mayApply(token)} run=${run} onType=${setTyped}>
+    <label>New partitions<input class="short" type="number" min="1" max=${most} value=${text} onInput=${(event) => setText(event.target.value)} /></label>
+    ${isKnown && known.error ? html`<${Failure} error=${known.error} what="the partitions of a topic" isOnce=${true} />` : hint && html`<p class="dim" role="status">${hint}</p>`}
+    ${isPossible && html`<div><p>These journals are created, with the spec of <b class="mono">${last.spec.name}</b>:</p><ul class="plain mono names" tabindex="0" aria-label="New journals">${names.map((name) => html`<li key=${name}>${name}</li>`)}</ul></div>
+      <p>Messages whose partition is the hash of a key may go to another one from then on, and the state of shards does not move with them. The command refuses that where it would split the state of a shard; this page does not look. A topic never shrinks.</p>`}<//>`;
 }
 
 function listCommand(q) {

@@ -139,12 +139,68 @@ export function Copy({ text, label = "copy" }) {
     }
     setTimeout(() => setDone(""), 1500);
   };
-  return html`<button class="quiet" onClick=${copy} aria-label=${`${label}: ${text}`}>${done || label}</button>`;
+  return html`<button type="button" class="quiet" onClick=${copy} aria-label=${`${label}: ${text}`}>${done || label}</button>`;
 }
 
 /** Command of a terminal that shows the same, or more. */
 export function Command({ text }) {
   return html`<div class="command"><code><span class="prompt" aria-hidden="true">$ </span>${text}</code><${Copy} text=${text} /></div>`;
+}
+
+// ---------------------------------------------------------------- changes
+
+/** Reference of a dialog, and the functions that open and close it. */
+export function useDialog() {
+  const dialog = useRef(null);
+  return [dialog, () => dialog.current.showModal(), () => dialog.current.close()];
+}
+
+/**
+ * Button of a change, and its dialog, which shows what will happen and the command that does the
+ * same. The change can be made once the exact `name` is typed. `run()` makes it, and returns in
+ * words what was done. A dialog that is open stays when the button is offered no longer.
+ */
+export function Change({ label, title, noun, name, command, isOffered, run, onType, children }) {
+  const [dialog, open, close] = useDialog();
+  const [typed, setTyped] = useState("");
+  const [state, setState] = useState({ isRunning: false, error: null, done: "" });
+  const field = useRef(null);
+  const wasOffered = useRef(false);
+  useEffect(() => {
+    const isLost = wasOffered.current && !isOffered && document.activeElement === document.body;
+    if (isLost) document.querySelector("main").focus({ preventScroll: true });
+    wasOffered.current = isOffered;
+  }, [isOffered]);
+  const type = (text) => { setTyped(text); onType?.(text); };
+  const begin = () => {
+    type("");
+    setState({ isRunning: false, error: null, done: "" });
+    open();
+    field.current.focus();
+  };
+  const isReady = Boolean(name) && typed === name && !state.isRunning;
+  const submit = async (event) => {
+    event.preventDefault();
+    if (!isReady) return;
+    setState({ isRunning: true, error: null, done: "" });
+    try {
+      const done = await run();
+      setState({ isRunning: false, error: null, done });
+      close();
+      announce(done);
+    } catch (error) {
+      setState({ isRunning: false, error, done: "" });
+    }
+  };
+  return html`<div class="change">${isOffered && html`<button onClick=${begin}>${label}…</button>`}${state.done && html`<span class="dim">${state.done}</span>`}
+    <dialog ref=${dialog} aria-labelledby="change"><form onSubmit=${submit}>
+      <h2 id="change">${title}</h2>
+      <label>${`Type the name of the ${noun}${name && !onType ? "" : " exactly"}`}${name && !onType && html`<b class="mono">${name}</b>`}<input ref=${field} autocomplete="off" autocapitalize="off" spellcheck=${false} value=${typed} onInput=${(event) => type(event.target.value)} /></label>
+      ${children}
+      ${command && html`<${Command} text=${command} />`}
+      ${state.error && html`<${Failure} error=${state.error} what="this change" isOnce=${true} />`}
+      <div class="buttons"><button class="primary" type="submit" disabled=${!isReady}>${state.isRunning ? "Waiting…" : label}</button><button type="button" onClick=${close}>Cancel</button></div>
+    </form></dialog></div>`;
 }
 
 // ---------------------------------------------------------------- loading, nothing, failure
@@ -159,8 +215,8 @@ export function Empty({ title, children, glyph = "○" }) {
 }
 
 /** Failure in words: what is missing, and what to do. */
-export function Failure({ error, onRetry, what = "this" }) {
-  const [title, remedy] = explained(error, what);
+export function Failure({ error, onRetry, what = "this", isOnce = false }) {
+  const [title, remedy] = explained(error, what, isOnce ? "Nothing is tried again: look at the page before you repeat it." : "The page tries again by itself.");
   return html`<div class="failure" role="alert">
     <${State} tone=${error.status === 401 || error.status === 403 || error.status === 501 ? "warn" : "bad"}>${title}<//>
     <p class="mono">${error.message}</p><p>${remedy}</p>
@@ -169,15 +225,16 @@ export function Failure({ error, onRetry, what = "this" }) {
   </div>`;
 }
 
-function explained({ status, message }, what) {
+function explained({ status, message }, what, repeats) {
   switch (status === 401 && /capability|selector/.test(message) ? 403 : status) {
-    case 0: return ["No answer", "Shown data may be old. The page tries again by itself."];
+    case 0: return ["No answer", `Shown data may be old. ${repeats}`];
     case 401: return ["A token is needed", html`Sign in with a token, or open the address that <code>gazctl console</code> prints.`];
     case 403: return ["Not permitted", `The token does not allow ${what}. The message names the capability that is missing; pages of the whole cluster need LIST without a selector.`];
     case 404: return ["Not found", "It may have been removed, or the token does not include it."];
     case 501: return ["Not offered here", `This server does not answer for ${what}. Ask another one, or use "gazette console", which has the calls of brokers and of consumers.`];
-    case 429: return ["Too many calls", "The server asks to wait. The page tries again by itself."];
-    default: return ["The call failed", "The page tries again by itself. See the log of the server."];
+    case 429: return ["Too many calls", `The server asks to wait. ${repeats}`];
+    case 409: return ["Refused", repeats];
+    default: return ["The call failed", `${repeats} See the log of the server.`];
   }
 }
 

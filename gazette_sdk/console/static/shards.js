@@ -1,7 +1,7 @@
 // Pages of shards: the list of an application, and one shard.
 import { useEffect, useRef, useState } from "./vendor/hooks.js";
-import { COMPONENT, atMember, memberName, useCall, usePages } from "./api.js";
-import { Command, Empty, Failure, Fragment, Loaded, Maybe, Meter, Search, Skeleton, Stale, State, StateFilter, Tabs, VirtualTable, announce, bytes, clock, count, duration, html, journalLink, quoted, setQuery, shardLink, shardState, to, useSearch } from "./parts.js";
+import { COMPONENT, CallError, atMember, call, mayApply, memberName, useCall, usePages, useToken } from "./api.js";
+import { Change, Command, Empty, Failure, Fragment, Loaded, Maybe, Meter, Search, Skeleton, Stale, State, StateFilter, Tabs, VirtualTable, announce, bytes, clock, count, duration, html, journalLink, quoted, setQuery, shardLink, shardState, to, useSearch } from "./parts.js";
 
 const SORTS = { id: "BY_ID", state: "BY_SHARD_STATE", lag: "BY_LAG_SECONDS", bytes: "BY_LAG_BYTES" };
 const REFRESH_MS = 3000;
@@ -115,7 +115,7 @@ export function Shard({ at }) {
     <${Stale} error=${page.error} time=${page.time} />
     <div class="bar under"><${Tabs} label="Views of the shard" tabs=${TABS} current=${tab} onChoose=${(value) => setQuery({ tab: value === "status" ? "" : value })} /></div>
     <div id="panel" role="tabpanel" aria-labelledby=${`tab-${tab}`} class="panel">
-      ${tab === "status" ? html`<${Status} row=${row} names=${names} primary=${primary} shard=${shard} />`
+      ${tab === "status" ? html`<${Status} row=${row} names=${names} primary=${primary} shard=${shard} member=${chosen.member} onChange=${() => { page.reload(); list.reload(); }} />`
         : tab === "state" ? html`<${ShardState} id=${id} member=${chosen.member} query=${at.query} isRunning=${row.state === "PRIMARY"} />`
         : html`<${ShardSpec} shard=${shard} error=${list.error} id=${id} />`}</div></section>`;
 }
@@ -126,21 +126,37 @@ function recordOf(text) {
   return found && journalLink(found[1], { offset: found[2] });
 }
 
-function Status({ row, names, primary, shard }) {
+function Status({ row, names, primary, shard, member: asked, onChange }) {
   const sources = Object.entries(row.readThrough || {});
   const errors = shard ? (shard.status || []).flatMap((status, index) => (status.errors || []).map((text) => [memberName(shard.route?.members?.[index]), text])) : [];
   const shown = errors.length ? errors : row.error ? [[primary, row.error]] : [];
   return html`${shown.map(([member, text]) => html`<article class="card failed" key=${member}><h2><${State} tone="bad">Failed<//>${member && html`<span class="dim"> at ${member}</span>`}</h2>
       <pre class="problem" tabindex="0">${text}</pre>
       ${recordOf(text) && html`<p><a href=${recordOf(text)}>Show the record</a></p>`}
-      <p>A shard starts anew when it is taken from its process. If one record is at fault, mend the handler, or pass over it:</p>
-      <${Command} text=${`gazctl shards unassign -l ${quoted(`id=${row.id}`)} --failed`} /><${Command} text=${`gazctl shards skip ${quoted(row.id)} --save skipped.jsonl`} /></article>`)}
+      <p>A shard starts anew when it is taken from its process. If one record is at fault, mend the handler, or pass over it. Skipping is a command, because it cuts the record out of its journal and saves it in a file of yours:</p>
+      <${Command} text=${unassignCommand(row.id)} /><${Command} text=${`gazctl shards skip ${quoted(row.id)} --save skipped.jsonl`} /></article>`)}
+    <${Unassign} id=${row.id} holder=${shown.map(([member]) => member).filter(Boolean).join(" and ")} member=${asked} isFailed=${shown.length > 0} onChange=${onChange} />
     ${Number(row.recoveryBytes) > 0 && row.state !== "PRIMARY" && html`<article class="card"><h2>Recovery</h2><${Recovery} row=${row} /><p class="dim">${bytes(row.recoveredBytes || 0)} of ${bytes(row.recoveryBytes)} are read from its log.</p></article>`}
     <div class="cards wide"><article class="card"><h2>Sources</h2>${sources.length ? html`<div class="table-wrap" tabindex="0" role="region" aria-label="Sources"><table><thead><tr><th>Journal</th><th class="num">Read through</th></tr></thead><tbody>
         ${sources.map(([journal, offset]) => html`<tr key=${journal}><td><a class="mono" href=${journalLink(journal)}>${journal}</a></td><td class="num mono"><a href=${journalLink(journal, { offset })} title="Messages from here on">${offset}</a></td></tr>`)}</tbody></table></div>` : html`<p class="dim">Not known, or not permitted.</p>`}</article>
       <article class="card"><h2>Processes</h2><ul class="plain">${(row.members || []).map((index) => html`<li key=${index}><span class="mono">${names[index]}</span> ${index === row.primary ? html`<span class="tag">primary</span>` : html`<span class="tag quiet-tag">standby</span>`} ${shard?.status?.[(row.members || []).indexOf(index)] && html`<span class="dim">${String(shard.status[(row.members || []).indexOf(index)].code || "").toLowerCase()}</span>`}</li>`)}</ul>
         ${row.recoveryLog && html`<h2>Recovery log</h2><a class="mono" href=${journalLink(row.recoveryLog)}>${row.recoveryLog}</a>`}</article></div>
     <${Command} text=${`gazctl shards list -l ${quoted(`id=${row.id}`)} --lag --errors`} />`;
+}
+
+const unassignCommand = (id) => `gazctl shards unassign -l ${quoted(`id=${id}`)} --failed`;
+
+/** Change that has a failed shard start anew. */
+function Unassign({ id, holder, member, isFailed, onChange }) {
+  const token = useToken();
+  const run = async () => {
+    const answer = await call(atMember(member, "v1/shards/unassign"), { shards: [id], onlyFailed: true });
+    onChange();
+    if (answer.status && answer.status !== "OK") throw new CallError(409, `${id} was assigned anew meanwhile: ${answer.status.toLowerCase().replace(/_/g, " ")}`);
+    return answer.shards?.length ? `${id} was unassigned, and starts anew.` : `${id} has not failed any more: nothing was changed.`;
+  };
+  return html`<${Change} label="Unassign" title="Unassign the failed shard" noun="shard" name=${id} command=${unassignCommand(id)} isOffered=${isFailed && mayApply(token)} run=${run}>
+    <p>It is taken from ${holder ? html`<b class="mono">${holder}</b>` : "its process"}. The application assigns it again, to this process or to another one, which restores its state and reads on after the last commit. If the cause is still there, it fails again.</p><//>`;
 }
 
 const WHATS = [["", "Keys and values"], ["tables", "Tables"], ["windows", "Windows"], ["timers", "Timers"]];

@@ -102,13 +102,42 @@ def test_only_the_token_and_the_body_are_forwarded():
         ("DELETE", "/v1/journals/list", 405),
         ("POST", "/v1/journals/apply", 403),
         ("POST", "/v1/shards/unassign", 403),
-        ("POST", "/v1/at/a/b/journals/apply", 403),
+        ("POST", "/v1/at/a/b/shards/unassign", 403),
         ("GET", "/v1/dev", 404),
     ],
 )
-def test_what_changes_something_is_refused(method, path, status):
+def test_what_changes_something_is_refused_without_a_token(method, path, status):
     [answer] = run(forwarded((method, path)), 20)
     assert answer.status == status
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/v1/journals/apply", "broker"),
+        ("/v1/shards/unassign", "consumer"),
+        ("/v1/at/a/totals-0/shards/unassign", "broker"),
+        ("/v1/at/a/totals-0/shards/apply", ""),
+        ("/v1/at/a/b/journals/apply", ""),
+        ("/v1/at/a/b/v1/shards/unassign", ""),
+        ("/v1/shards/apply", ""),
+    ],
+)
+def test_changes_of_the_page_are_forwarded_with_their_token_and_no_others(path, name):
+    headers = ("Authorization: Bearer abc",)
+    [answer] = run(forwarded(("POST", path), headers=headers, body=b"x" * 100_000), 20)
+    if not name:
+        assert answer.status == 403
+        assert b"use gazctl" in answer.body
+        return
+    found = json.loads(answer.body)
+    assert (found["name"], found["path"], found["token"]) == (name, path, "Bearer abc")
+    assert len(found["body"]) == 100_000
+
+
+def test_its_page_offers_changes_to_those_with_a_token_alone():
+    [answer] = run(forwarded(("GET", "/console/")), 20)
+    assert b'<meta name="changes" content="token">' in answer.body
 
 
 def test_a_long_body_is_refused():

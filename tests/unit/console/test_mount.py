@@ -105,7 +105,9 @@ def test_other_methods_are_left_to_journals(method):
 def test_the_page_says_which_server_it_is_of():
     files = load_files()
     assert b'name="component" content="consumer"' in files.page_of("consumer").content
-    assert b"{component}" not in files.page_of("broker").content
+    assert b'name="changes" content="any"' in files.page_of("broker").content
+    assert b'name="changes" content="token"' in files.page_of("broker", needs_token=True).content
+    assert b"{c" not in files.page_of("broker").content
 
 
 def test_without_its_libraries_the_page_says_how_to_get_them(tmp_path, monkeypatch):
