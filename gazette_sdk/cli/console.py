@@ -107,7 +107,8 @@ SERVE = Command(
     details=(
         "Brokers and consumers have the console at /console/ of their own ports. This one serves "
         "it where browsers reach neither. It forwards what the page reads to the given addresses "
-        "only, with the token of the page, and has no token of its own."
+        "only, with the token of the page, and has no token of its own. What the page changes is "
+        "forwarded only with a token."
     ),
     examples=(
         ("gazette console --broker.address https://broker-1:8080", "at http://localhost:8090"),
