@@ -163,12 +163,12 @@ async def serve_console(
             raise ConfigurationError(
                 f"{address!r} cannot be forwarded to: give a URL of http or https"
             )
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
+    limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
     async with aiohttp.ClientSession(
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         skip_auto_headers=_AUTOMATIC_HEADERS,
-        timeout=timeout,
+        timeout=limits,
     ) as client:
         server.http.mount(PREFIX, console("cluster" if consumer else "broker", needs_token=True))
         server.http.mount("/", Forwarder(client, broker, consumer, tls))

@@ -449,6 +449,11 @@ class SdkLoop:
         self._home: asyncio.AbstractEventLoop | None = None
         self._process_id = 0
 
+    @property
+    def is_used(self) -> bool:
+        """True if a call was made, so that there is a home loop."""
+        return self._home is not None
+
     async def call(self, call: Coroutine[Any, Any, T]) -> T:
         """Make a call on the home loop."""
         home = self._elsewhere()
@@ -582,8 +587,9 @@ class GrpcWire(Wire):
         return self.try_pipeline(to)
 
     async def aclose(self) -> None:
-        """See :meth:`Wire.aclose`."""
-        await self._loop.call(self._channels.aclose())
+        """See :meth:`Wire.aclose`. One that was never used starts no event loop for it."""
+        closing = self._channels.aclose()
+        await (self._loop.call(closing) if self._loop.is_used else closing)
 
     # ------------------------------------------------------- on the SDK's loop
 

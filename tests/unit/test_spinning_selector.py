@@ -53,6 +53,7 @@ def test_a_loop_of_it_serves_timers_threads_and_connections():
             while data := await reader.read(100):
                 writer.write(data)
             writer.close()
+            await writer.wait_closed()
             reader_done.set()
 
         server = await asyncio.start_server(echo, "127.0.0.1", 0)
@@ -71,6 +72,7 @@ def test_a_loop_of_it_serves_timers_threads_and_connections():
         assert loop.time() - begun >= 0.05
         told.append("slept")
         writer.close()
+        await writer.wait_closed()
         await asyncio.wait_for(reader_done.wait(), 5)
         server.close()
         await server.wait_closed()

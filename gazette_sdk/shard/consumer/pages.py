@@ -298,7 +298,7 @@ class ShardPages:
         rpc: Rpc,
         request: Message,
         call: Call,
-        serve: Callable[[Any, Call], Any],
+        answer_here: Callable[[Any, Call], Any],
     ) -> Mapping[tuple[str, str], Any]:
         """Return the answers of all processes that lead shards, of the last two seconds.
 
@@ -306,7 +306,7 @@ class ShardPages:
             rpc: the call.
             request: the request, of an answer for the called process alone.
             call: the caller's, whose token others check again.
-            serve: makes the answer of this process.
+            answer_here: makes the answer of this process.
         """
         now = time.monotonic()
         for key in [key for key, each in self._asked.items() if each.is_over(now)]:
@@ -319,7 +319,7 @@ class ShardPages:
 
                 async def ask(peer: Peer) -> Any:
                     if (peer.zone, peer.suffix) == (me.zone, me.suffix):
-                        return await serve(request, call)
+                        return await answer_here(request, call)
                     return await self._ask(rpc, request, call, peer)
 
                 async with asyncio.TaskGroup() as group:
