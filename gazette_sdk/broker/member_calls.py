@@ -21,6 +21,7 @@ from gazette_sdk.errors import CallError, DeadlineExceededError, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.rules import Rpc
 from gazette_sdk.server.authorization import Call
+from gazette_sdk.server.members import may_send_token
 from gazette_sdk.transport.grpc import GrpcWire
 from gazette_sdk.transport.wire import (
     MAX_RECEIVE_BYTES,
@@ -61,7 +62,7 @@ class MemberCalls:
     Args:
         keyspace: mirror of Etcd, which has the endpoints of brokers.
         local_id: this broker, which is never called.
-        endpoint: endpoint of this broker.
+        endpoint: endpoint of this broker, at which callers' tokens are received.
         tls: certificates of connections to peers.
         time_limit_s: time limit of a call of one member.
 
@@ -80,6 +81,7 @@ class MemberCalls:
     ) -> None:
         self._keyspace = keyspace
         self._local_id = local_id
+        self._endpoint = endpoint
         self.time_limit_s = time_limit_s
         self._wire = GrpcWire(
             WireOptions(
@@ -129,8 +131,8 @@ class MemberCalls:
     async def _ask(
         self, rpc: Rpc, member: pb.ProcessSpec, request: Message, call: Call
     ) -> MemberAnswer:
-        to = _destination(rpc, member, call)
         try:
+            to = self._destination(rpc, member, call)
             async with asyncio.timeout(self.time_limit_s):
                 return MemberAnswer(member, await self._wire.call(to, request))
         except TimeoutError:
@@ -154,7 +156,8 @@ class MemberCalls:
             GazetteError: the call failed; a :class:`CallError` with the code ``UNIMPLEMENTED`` if
                 the member has no such call.
         """
-        async with aclosing(self._wire.stream(_destination(rpc, member, call), request)) as items:
+        to = self._destination(rpc, member, call)
+        async with aclosing(self._wire.stream(to, request)) as items:
             async for item in items:
                 yield item
 
@@ -162,7 +165,15 @@ class MemberCalls:
         """Close the connections."""
         await self._wire.aclose()
 
+    def _destination(self, rpc: Rpc, member: pb.ProcessSpec, call: Call) -> Destination:
+        """Return where a call goes, with the caller's token.
 
-def _destination(rpc: Rpc, member: pb.ProcessSpec, call: Call) -> Destination:
-    peer = Peer(member.id.zone, member.id.suffix, member.endpoint)
-    return Destination(rpc, None, peer, where(peer, member.endpoint), call.authorization)
+        Raises:
+            GazetteError: the token came by TLS, and the member has none.
+        """
+        if call.authorization and not may_send_token(self._endpoint, member.endpoint):
+            raise GazetteError(
+                f"the token is not sent to {member.endpoint}, which has no TLS: serve TLS there"
+            )
+        peer = Peer(member.id.zone, member.id.suffix, member.endpoint)
+        return Destination(rpc, None, peer, where(peer, member.endpoint), call.authorization)

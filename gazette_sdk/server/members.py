@@ -144,7 +144,8 @@ def verify_view(authority: Authority | AllowAll, authorization: str | None) -> C
         claims = authority.verify(authorization, Capability.LIST, time.time())
     if not claims.allows_every_journal:
         raise UnauthenticatedError(
-            "the views of a cluster show all journals and members: use a token without a selector"
+            "this call shows the whole cluster: use a token with the capability LIST and without "
+            "a selector"
         )
     return claims
 

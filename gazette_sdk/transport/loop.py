@@ -16,6 +16,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -38,8 +39,32 @@ _log = logging.getLogger(__name__)
 START_TIMEOUT_S = 10.0
 """A thread that has not begun to run its loop after this time is starved beyond use."""
 
+SLICE_S = 0.002
+"""Time of an event loop after which long work lets other tasks run."""
+
 STOP_TIMEOUT_S = 2.0
 """Bound of the wait for cancelled tasks at the end of the process."""
+
+
+class LoopSlices:
+    """Slices of long work on an event loop, between which other tasks run."""
+
+    def __init__(self) -> None:
+        self._before_s = 0.0
+        self._begun_s = time.perf_counter()
+
+    @property
+    def taken_s(self) -> float:
+        """Time of all slices, in seconds, without that of other tasks between them."""
+        return self._before_s + time.perf_counter() - self._begun_s
+
+    async def rest(self) -> None:
+        """Let other tasks run, if the slice is over."""
+        slice_s = time.perf_counter() - self._begun_s
+        if slice_s >= SLICE_S:
+            self._before_s += slice_s
+            await asyncio.sleep(0)
+            self._begun_s = time.perf_counter()
 
 
 class OwnedLock(Protocol):

@@ -55,7 +55,7 @@ def sample_name(number: int) -> str:
 
 @dataclass
 class World:
-    """What the stand-in answers.
+    """Answers of the stand-in.
 
     Attributes:
         journals: number of journals.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import re
 import zlib
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from email.utils import formatdate
 from typing import NamedTuple
@@ -29,15 +29,9 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability
 from gazette_sdk.protocol.fragments import content_name, digest_of
 from gazette_sdk.protocol.rules import (
-    EVENTS_RPC,
-    HEADS_RPC,
-    JOURNALS_PAGE_RPC,
-    MEMBERS_RPC,
-    REPORT_RPC,
     validate,
 )
 from gazette_sdk.server.authorization import FOREIGN_CHUNK_BYTES, Call
-from gazette_sdk.server.grpc_server import Method
 from gazette_sdk.server.http import (
     CONTENT_HEADERS,
     Target,
@@ -47,7 +41,7 @@ from gazette_sdk.server.http import (
     quote_path,
     text_error,
 )
-from gazette_sdk.server.json_gateway import BODY_BYTES_MAX, JsonStream, JsonUnary
+from gazette_sdk.server.json_gateway import JsonStream, JsonUnary
 from gazette_sdk.server.listener import peer_of
 from gazette_sdk.transport.wire import AppendItem
 
@@ -126,9 +120,6 @@ class BodyDecoder:
 APPLY_BYTES_MAX = 256 << 10
 """Greatest body of an ``apply``: some hundred specs."""
 
-HEADS_BYTES_MAX = 512 << 10
-"""Greatest body that names journals whose heads are asked for: as many as one call may name."""
-
 
 def json_methods(service: Journals) -> Mapping[str, JsonStream | JsonUnary]:
     """Return the calls of the journal service below ``/v1/journals/``.
@@ -159,37 +150,6 @@ def json_methods(service: Journals) -> Mapping[str, JsonStream | JsonUnary]:
             Capability.APPLY, pb.ApplyRequest, service.apply, body_bytes_max=APPLY_BYTES_MAX
         ),
     }
-
-
-def cluster_json_methods(methods: Iterable[Method]) -> Mapping[str, JsonStream | JsonUnary]:
-    """Return the calls that show a cluster, of the methods that a broker serves.
-
-    Those that need no more than scalars may be made by GET, too.
-    """
-    served = {method.rpc: method.serve for method in methods}
-    listed = Capability.LIST
-    every = {
-        "/v1/journals/page": (JOURNALS_PAGE_RPC, listed, BODY_BYTES_MAX),
-        "/v1/journals/heads": (HEADS_RPC, Capability.READ, HEADS_BYTES_MAX),
-        "/v1/cluster/members": (MEMBERS_RPC, listed, BODY_BYTES_MAX),
-        "/v1/cluster/report": (REPORT_RPC, listed, BODY_BYTES_MAX),
-    }
-    calls: dict[str, JsonStream | JsonUnary] = {
-        path: JsonUnary(
-            capability,
-            rpc.request_type,
-            served[rpc],
-            allows_get=True,
-            body_bytes_max=body_bytes_max,
-        )
-        for path, (rpc, capability, body_bytes_max) in every.items()
-        if rpc in served
-    }
-    if EVENTS_RPC in served:
-        calls["/v1/cluster/events"] = JsonStream(
-            listed, EVENTS_RPC.request_type, served[EVENTS_RPC], allows_get=True
-        )
-    return calls
 
 
 HTTP_CHUNK_BYTES = 128 * 1024

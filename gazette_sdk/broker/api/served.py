@@ -16,8 +16,9 @@ from gazette_sdk.broker.api.fronts import (
     stream_methods,
     with_call_limit,
 )
-from gazette_sdk.broker.api.http_gateway import HttpGateway, cluster_json_methods, json_methods
+from gazette_sdk.broker.api.http_gateway import HttpGateway, json_methods
 from gazette_sdk.broker.process import PERSIST_TIMEOUT_S, Broker, BrokerConfig
+from gazette_sdk.broker.views.calls import cluster_json_methods
 from gazette_sdk.broker.views.members import ClusterMembers
 from gazette_sdk.broker.views.report import ClusterReport
 from gazette_sdk.console.mount import PREFIX, console

@@ -1,8 +1,8 @@
-"""Calls that show a cluster: authorization of their callers, and their methods for the fronts."""
+"""Calls that show a cluster: authorization of their callers, and their methods on each wire."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -12,12 +12,22 @@ from gazette_sdk.broker.service import until_end
 from gazette_sdk.broker.views.events import ClusterEvents
 from gazette_sdk.broker.views.heads import Heads
 from gazette_sdk.broker.views.page import JournalPages
-from gazette_sdk.errors import UnauthenticatedError
 from gazette_sdk.protocol import cluster_pb2 as clpb
-from gazette_sdk.protocol.authorization import Capability, Claims
-from gazette_sdk.protocol.rules import EVENTS_RPC, HEADS_RPC, JOURNALS_PAGE_RPC
+from gazette_sdk.protocol.authorization import Capability
+from gazette_sdk.protocol.rules import (
+    EVENTS_RPC,
+    HEADS_RPC,
+    JOURNALS_PAGE_RPC,
+    MEMBERS_RPC,
+    REPORT_RPC,
+)
 from gazette_sdk.server.authorization import Authorization, Call
 from gazette_sdk.server.grpc_server import Method
+from gazette_sdk.server.json_gateway import BODY_BYTES_MAX, JsonStream, JsonUnary
+from gazette_sdk.server.members import verify_view
+
+HEADS_BYTES_MAX = 512 << 10
+"""Greatest body that names journals whose heads are asked for: as many as one call may name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +75,7 @@ class ClusterViews:
         self, request: clpb.EventsRequest, call: Call
     ) -> AsyncGenerator[clpb.Event]:
         """Yield the events of the cluster, to callers that may list all of its journals."""
-        claims = verify_whole_cluster(self.authorization, call)
+        claims = verify_view(self.authorization.authority, call.authorization)
         timeout_s = self.authorization.remaining_s(claims)
         events = until_end(self.events.stream(request, call), timeout_s, self.stopping)
         async with aclosing(events):
@@ -73,16 +83,32 @@ class ClusterViews:
                 yield event
 
 
-def verify_whole_cluster(authorization: Authorization, call: Call) -> Claims:
-    """Return the claims of a caller that may list all journals.
+def cluster_json_methods(methods: Iterable[Method]) -> Mapping[str, JsonStream | JsonUnary]:
+    """Return the calls that show a cluster, of the methods that a broker serves.
 
-    Raises:
-        UnauthenticatedError: it may not.
+    Those that need no more than scalars may be made by GET, too.
     """
-    claims = authorization.verify(call, Capability.LIST)
-    if not claims.allows_every_journal:
-        raise UnauthenticatedError(
-            "this call shows the whole cluster: use a token with the capability LIST and without "
-            "a selector"
+    served = {method.rpc: method.serve for method in methods}
+    listed = Capability.LIST
+    every = {
+        "/v1/journals/page": (JOURNALS_PAGE_RPC, listed, BODY_BYTES_MAX),
+        "/v1/journals/heads": (HEADS_RPC, Capability.READ, HEADS_BYTES_MAX),
+        "/v1/cluster/members": (MEMBERS_RPC, listed, BODY_BYTES_MAX),
+        "/v1/cluster/report": (REPORT_RPC, listed, BODY_BYTES_MAX),
+    }
+    calls: dict[str, JsonStream | JsonUnary] = {
+        path: JsonUnary(
+            capability,
+            rpc.request_type,
+            served[rpc],
+            allows_get=True,
+            body_bytes_max=body_bytes_max,
         )
-    return claims
+        for path, (rpc, capability, body_bytes_max) in every.items()
+        if rpc in served
+    }
+    if EVENTS_RPC in served:
+        calls["/v1/cluster/events"] = JsonStream(
+            listed, EVENTS_RPC.request_type, served[EVENTS_RPC], allows_get=True
+        )
+    return calls

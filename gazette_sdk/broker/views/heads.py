@@ -29,6 +29,7 @@ from gazette_sdk.protocol.journal_spec import may_read
 from gazette_sdk.protocol.labels import Matcher, rewrite_prefix
 from gazette_sdk.protocol.rules import HEADS_RPC
 from gazette_sdk.server.authorization import Call
+from gazette_sdk.transport.loop import LoopSlices
 
 HEADS_MAX = 500
 """Greatest number of journals of one call."""
@@ -45,34 +46,8 @@ RATE_FORGOTTEN_S = 60.0
 CONCURRENT_READS_MAX = 32
 """Journals whose metadata are read at the same time, where brokers have no better call."""
 
-SLICE_S = 0.002
-"""Time of the event loop after which long work lets other tasks run."""
-
 HeadOf = clpb.HeadsResponse.Head
 ReplicaOf = clpb.HeadsResponse.Replica
-
-
-class Slices:
-    """Slices of long work on the event loop, so that no other task waits for the whole of it.
-
-    Attributes:
-        cpu_s: processor time of the slices that are over.
-    """
-
-    def __init__(self) -> None:
-        self.cpu_s = 0.0
-        self._begun_s = time.perf_counter()
-
-    @property
-    def is_over(self) -> bool:
-        """True if it is time for :meth:`rest`."""
-        return time.perf_counter() - self._begun_s >= SLICE_S
-
-    async def rest(self) -> None:
-        """Let other tasks run, and begin the next slice."""
-        self.cpu_s += time.perf_counter() - self._begun_s
-        await asyncio.sleep(0)
-        self._begun_s = time.perf_counter()
 
 
 class Rates:
@@ -241,10 +216,9 @@ class Heads:
             primaries_only: ask the primary of each journal alone, not all of its brokers.
         """
         wanted = _Wanted(primaries_only=primaries_only)
-        slices = Slices()
+        slices = LoopSlices()
         for item in items:
-            if slices.is_over:
-                await slices.rest()
+            await slices.rest()
             wanted.add(self.keyspace, item)
         ours = (self.local_id.zone, self.local_id.suffix)
         answers: dict[str, list[HeadOf]] = {}
@@ -258,8 +232,7 @@ class Heads:
         merged: dict[str, HeadOf] = {}
         foreign: list[str] = []
         for item in items:
-            if slices.is_over:
-                await slices.rest()
+            await slices.rest()
             primary = wanted.primaries.get(item.id)
             head = merged[item.id] = _merged(item, answers.get(item.id, ()), primary, why)
             if not head.HasField("head") and item.id in has_foreign:
@@ -269,10 +242,9 @@ class Heads:
 
     async def _local(self, names: Iterable[str]) -> list[tuple[str, HeadOf]]:
         """Return the heads of journals that this broker holds."""
-        slices, found = Slices(), []
+        slices, found = LoopSlices(), []
         for name in names:
-            if slices.is_over:
-                await slices.rest()
+            await slices.rest()
             head = self.local.head(name)
             if head is not None:
                 found.append((name, head))

@@ -20,17 +20,17 @@ from google.protobuf.message import Message
 
 from gazette_sdk.broker.member_calls import MemberAnswer, MemberCalls
 from gazette_sdk.broker.process import Broker
-from gazette_sdk.broker.views.heads import Slices
 from gazette_sdk.broker.views.problems import BROKER, MemberFacts
 from gazette_sdk.cluster.consumer_keys import ConsumerDirectory
-from gazette_sdk.errors import GazetteError, UnauthenticatedError
+from gazette_sdk.errors import UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Capability, Claims
 from gazette_sdk.protocol.rules import MEMBERS_RPC, SHARD_RPCS_BY_NAME, Rpc
 from gazette_sdk.server.authorization import Call
-from gazette_sdk.server.members import LoopLag, ProcessView, may_send_token, verify_view
+from gazette_sdk.server.members import LoopLag, ProcessView, verify_view
+from gazette_sdk.transport.loop import LoopSlices
 from gazette_sdk.transport.wire import Tls
 
 SHARDS_TIMEOUT_S = 2.0
@@ -150,7 +150,7 @@ class ClusterMembers:
             said = await self._local(claims, details=request.details)
         else:
             process = pb.ProcessSpec(id=known.id, endpoint=known.endpoint)
-            answer = await self._ask(self._broker.member_calls, MEMBERS_RPC, process, request, call)
+            [answer] = await self._broker.member_calls.ask(MEMBERS_RPC, [(process, request)], call)
             known.refuses_token = isinstance(answer.error, UnauthenticatedError)
             if answer.error is not None and not answer.has_no_such_call:
                 known.error = str(answer.error)
@@ -168,10 +168,9 @@ class ClusterMembers:
     async def _counts(self) -> Mapping[tuple[str, str], tuple[int, int]]:
         """Return the numbers of replicas and primaries of each broker."""
         counts: dict[tuple[str, str], tuple[int, int]] = {}
-        slices = Slices()
+        slices = LoopSlices()
         for each in self._keyspace.all_assignments():
-            if slices.is_over:
-                await slices.rest()
+            await slices.rest()
             replicas, primaries = counts.get((each.zone, each.suffix), (0, 0))
             counts[each.zone, each.suffix] = replicas + 1, primaries + (each.slot == 0)
         return counts
@@ -218,10 +217,9 @@ class ClusterMembers:
         """Add the bytes that are in no store, of the journals that this broker leads."""
         member.unstored = 0
         by_store: dict[str, int] = {}
-        slices = Slices()
+        slices = LoopSlices()
         for replica in self._broker.resolver.replicas:
-            if slices.is_over:
-                await slices.rest()
+            await slices.rest()
             if not replica.is_primary:
                 continue
             unstored, age_s = self._broker.local_heads.unstored(replica)
@@ -276,18 +274,7 @@ class ClusterMembers:
         """
         if isinstance(rpc, str):
             rpc = SHARD_RPCS_BY_NAME[rpc]
-        return await self._ask(self._shard_calls, rpc, process, request, call)
-
-    async def _ask(
-        self, calls: MemberCalls, rpc: Rpc, process: pb.ProcessSpec, request: Message, call: Call
-    ) -> MemberAnswer:
-        ours = self._broker.config.endpoint
-        if call.authorization and not may_send_token(ours, process.endpoint):
-            error = GazetteError(
-                f"the token is not sent to {process.endpoint}, which has no TLS: serve TLS there"
-            )
-            return MemberAnswer(process, error=error)
-        [answer] = await calls.ask(rpc, [(process, request)], call)
+        [answer] = await self._shard_calls.ask(rpc, [(process, request)], call)
         return answer
 
 

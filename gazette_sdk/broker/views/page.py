@@ -20,7 +20,7 @@ from typing import NamedTuple
 import orjson
 
 from gazette_sdk.broker.listing import Listing
-from gazette_sdk.broker.views.heads import HEADS_MAX, HeadOf, Heads, Slices
+from gazette_sdk.broker.views.heads import HEADS_MAX, HeadOf, Heads
 from gazette_sdk.cluster.broker_keys import BrokerAssignment, JournalEntry, is_consistent
 from gazette_sdk.errors import CallError
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -29,6 +29,7 @@ from gazette_sdk.protocol.authorization import Capability, Claims
 from gazette_sdk.protocol.journal_spec import desired_replication, is_suspended, may_read
 from gazette_sdk.protocol.labels import Matcher, rewrite_prefix
 from gazette_sdk.server.authorization import Call
+from gazette_sdk.transport.loop import LoopSlices
 
 LIMIT = 100
 """Rows of a page where the request does not say."""
@@ -328,15 +329,14 @@ class JournalPages:
             return made
 
     async def _make_table(self, before: _Table) -> _Table:
-        slices, keyspace = Slices(), self._keyspace
+        slices, keyspace = LoopSlices(), self._keyspace
         several_zones = len({member.zone for member in keyspace.members()}) > 1
         made = _Table(
             entries=keyspace.entries, revision=keyspace.revision, several_zones=several_zones
         )
         known = {line.item.id: line for line in before.lines}
         for item in keyspace.items():
-            if slices.is_over:
-                await slices.rest()
+            await slices.rest()
             line = known.get(item.id)
             assignments = keyspace.assignments(item.id)
             if (
@@ -348,8 +348,7 @@ class JournalPages:
             ):
                 line = Line(item, assignments, self._state(item, assignments, several_zones))
             made.lines.append(line)
-        await slices.rest()
-        made.due_s = self._now() + min(AGE_MAX_S, slices.cpu_s / COST_SHARE)
+        made.due_s = self._now() + min(AGE_MAX_S, slices.taken_s / COST_SHARE)
         return made
 
     def _state(
@@ -383,11 +382,10 @@ class JournalPages:
         wanted = Matcher(rewrite_prefix(request.selector))
         allowed = Matcher(rewrite_prefix(claims.selector))
         lines: list[Line] = []
-        counts, slices = dict.fromkeys(map(int, State.values()), 0), Slices()
+        counts, slices = dict.fromkeys(map(int, State.values()), 0), LoopSlices()
         search, states = wanted_key.search, wanted_key.states
         for line in table.lines:
-            if slices.is_over:
-                await slices.rest()
+            await slices.rest()
             spec = line.item.value
             if not (wanted.journal(spec) and allowed.journal(spec)):
                 continue
@@ -413,7 +411,7 @@ class JournalPages:
         """
         if sort == clpb.BY_NAME:
             return ()
-        slices, values = Slices(), []
+        slices, values = LoopSlices(), []
         value_of = _SPEC_VALUES.get(sort)
         if value_of is None:
             heads = await self._heads_to_sort(table, lines, claims, call)
@@ -424,8 +422,7 @@ class JournalPages:
                 return -1.0 if found is None else found[at]
 
         for line in lines:
-            if slices.is_over:
-                await slices.rest()
+            await slices.rest()
             values.append(value_of(line))
         return values
 
@@ -455,17 +452,15 @@ class JournalPages:
         self, lines: Sequence[Line], claims: Claims, call: Call
     ) -> Mapping[str, _HeadValues]:
         """Return heads of those journals that the caller may read."""
-        may_read_journal, slices, items = _Readable(claims), Slices(), []
+        may_read_journal, slices, items = _Readable(claims), LoopSlices(), []
         for line in lines:
-            if slices.is_over:
-                await slices.rest()
+            await slices.rest()
             if may_read_journal(line.item.value):
                 items.append(line.item)
         values = {}
         found = await self._heads.find(items, call, primaries_only=True)
         for name, head in found.items():
-            if slices.is_over:
-                await slices.rest()
+            await slices.rest()
             values[name] = _head_values(head)
         return values
 
@@ -481,10 +476,9 @@ class JournalPages:
         """Add rows to a page, of the journals that exist now and that the caller may still see."""
         allowed = Matcher(rewrite_prefix(claims.selector))
         may_read_journal, members = _Readable(claims), _Members(response)
-        slices, rows, readable = Slices(), [], []
+        slices, rows, readable = LoopSlices(), [], []
         for line in lines:
-            if slices.is_over:
-                await slices.rest()
+            await slices.rest()
             item = self._keyspace.item(line.item.id)
             if item is None or not allowed.journal(item.value):
                 continue

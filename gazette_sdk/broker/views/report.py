@@ -3,7 +3,7 @@
 It is made of :class:`~gazette_sdk.broker.views.problems.Facts`: members describe themselves, one
 process of each application is asked for its shards, and journals are counted in the table that
 pages of journals have, in slices between which the event loop runs other tasks. A report is made at
-most every two seconds while somebody asks, for callers with the same token.
+most every two seconds while callers ask, for callers with the same token.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gazette_sdk.broker.process import Broker
-from gazette_sdk.broker.views.heads import Slices
 from gazette_sdk.broker.views.members import ClusterMembers, Processes
 from gazette_sdk.broker.views.page import Line
 from gazette_sdk.broker.views.problems import (
@@ -37,6 +36,7 @@ from gazette_sdk.protocol.rules import SHARDS_PAGE_RPC
 from gazette_sdk.protocol.shard_spec import reduce_status
 from gazette_sdk.server.authorization import Call
 from gazette_sdk.server.members import verify_view
+from gazette_sdk.transport.loop import LoopSlices
 
 PERIOD_S = 2.0
 """Age up to which a report is used again."""
@@ -122,10 +122,9 @@ class ClusterReport:
         if self._journals.lines is lines:
             return self._journals
         facts = _CountedJournals(lines)
-        slices = Slices()
+        slices = LoopSlices()
         for line in lines:
-            if slices.is_over:
-                await slices.rest()
+            await slices.rest()
             of_state = facts.states.get(line.state)
             if of_state is None:
                 of_state = facts.states[line.state] = self._first_of_state(line)
@@ -279,10 +278,9 @@ async def add_shards(facts: ApplicationFacts, listing: cpb.ListResponse) -> None
     """Add what a list of shards shows."""
     summary = facts.summary
     summary.shards = len(listing.shards)
-    slices = Slices()
+    slices = LoopSlices()
     for shard in listing.shards:
-        if slices.is_over:
-            await slices.rest()
+        await slices.rest()
         status = reduce_status(shard.status)
         if status.code == cpb.ReplicaStatus.FAILED:
             summary.failed += 1

@@ -23,7 +23,7 @@ from gazette_sdk.message.message_cutter import MessageCutter, records_of
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.journal_reader import read_metadata
-from gazette_sdk.transport.loop import for_each
+from gazette_sdk.transport.loop import LoopSlices, for_each
 
 ANSWER_TIMEOUT_S = 8.0
 """The lag is unknown if a primary or a broker does not answer for this long: a primary that is
@@ -37,9 +37,6 @@ MEASURE_S = 0.8
 
 SOURCES_MAX = 256
 """Sources of which brokers are asked in one measurement, those of the oldest knowledge first."""
-
-SLICE_S = 0.003
-"""Time of the event loop after which work on many shards lets other tasks run."""
 
 _log = logging.getLogger(__name__)
 
@@ -97,19 +94,6 @@ def unread_bytes(head: int | None, offset: int) -> int | None:
 def total(values: Collection[Any], of: Callable[[Collection[Any]], Any]) -> Any:
     """Return the sum or the maximum of values; None if there are none, or one is unknown."""
     return None if not values or None in values else of(values)
-
-
-class LoopSlices:
-    """Slices of work on the event loop, between which other tasks run."""
-
-    def __init__(self) -> None:
-        self._until = time.perf_counter() + SLICE_S
-
-    async def rest(self) -> None:
-        """Let other tasks run, if the slice is over."""
-        if time.perf_counter() >= self._until:
-            await asyncio.sleep(0)
-            self._until = time.perf_counter() + SLICE_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,9 +39,10 @@ from gazette_sdk.server.authorization import Authorization, Call
 from gazette_sdk.server.grpc_server import Method
 from gazette_sdk.server.json_gateway import JsonUnary
 from gazette_sdk.shard.consumer.client import ShardClient
-from gazette_sdk.shard.consumer.lag import PERIOD_S, LoopSlices, ShardLags
+from gazette_sdk.shard.consumer.lag import PERIOD_S, ShardLags
 from gazette_sdk.shard.consumer.resolver import ServedShard, ShardResolver
 from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.loop import LoopSlices
 from gazette_sdk.transport.wire import Peer
 
 ROWS = 100

@@ -357,6 +357,7 @@ def test_a_killed_broker_is_listed_as_not_answering(gazette_cluster):
     cluster = gazette_cluster(2, lease_ttl_s=60)
     victim = cluster.broker("broker-1")
     endpoint = victim.address
+    until(lambda: len(members_of(cluster)) == 2)  # each broker has its own mirror of Etcd
     victim.kill()
     started = time.monotonic()
     found = {each["endpoint"]: each for each in members_of(cluster)}

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from gazette_sdk.broker.member_calls import MemberCalls
-from gazette_sdk.errors import CallError, DeadlineExceededError, UnavailableError
+from gazette_sdk.errors import CallError, DeadlineExceededError, GazetteError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol.rules import EVENTS_RPC, HEADS_RPC
@@ -111,3 +111,24 @@ def test_a_stream_of_a_member_ends_with_its_error():
             return first.id
 
     assert run(scenario(), 20) == "a:1 Bearer of-the-caller"
+
+
+def test_a_token_that_came_by_tls_is_not_sent_on_without_it():
+    async def scenario():
+        calls = MemberCalls(
+            _Members(far="http://far:1"),  # type: ignore[arg-type]
+            US,
+            endpoint="https://here:1",
+        )
+        [member] = calls.others()
+        try:
+            [answer] = await calls.ask_all(HEADS_RPC, clpb.HeadsRequest(), CALL)
+            with pytest.raises(GazetteError, match="token is not sent to http://far:1"):
+                await anext(calls.stream(EVENTS_RPC, clpb.EventsRequest(), member, CALL))
+        finally:
+            await calls.aclose()
+        return answer
+
+    answer = run(scenario(), 20)
+    assert answer.response is None
+    assert "token is not sent to http://far:1" in str(answer.error)

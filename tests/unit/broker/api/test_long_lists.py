@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import grpc.aio
 import pytest
 
-from gazette_sdk.broker.api.http_gateway import cluster_json_methods
 from gazette_sdk.broker.fragments.index import Index
 from gazette_sdk.broker.listing import PAGE_JOURNALS, Listing
+from gazette_sdk.broker.views.calls import cluster_json_methods
 from gazette_sdk.broker.views.heads import HEADS_MAX, Heads, LocalHeads
 from gazette_sdk.broker.views.page import JournalPages
 from gazette_sdk.fragment.content import CoverSet
