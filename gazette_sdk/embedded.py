@@ -32,6 +32,7 @@ from gazette_sdk.broker.process import BrokerConfig
 from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.cluster.broker_keys import is_consistent
 from gazette_sdk.cluster.etcd_server import EtcdServer
+from gazette_sdk.cluster.membership import LEASE_TTL_S, EtcdConfig
 from gazette_sdk.errors import (
     ClosedError,
     ConfigurationError,
@@ -82,6 +83,8 @@ class EmbeddedCluster(sdk_loop.LoopStartable):
         brokers: number of brokers.
         durability: durability of acknowledged appends.
         sync_etcd: False if Etcd need not force its writes to disk, for tests with temporary data.
+        lease_ttl_s: lifetime of the brokers' leases in Etcd, in seconds: after a pause that is
+            longer, new brokers take the places of these.
         config: further fields of :class:`~gazette_sdk.broker.process.BrokerConfig`.
     """
 
@@ -94,6 +97,7 @@ class EmbeddedCluster(sdk_loop.LoopStartable):
         brokers: int = 1,
         durability: Durability = Durability.REPLICATED,
         sync_etcd: bool = True,
+        lease_ttl_s: int = LEASE_TTL_S,
         **config: Any,
     ) -> None:
         if brokers < 1:
@@ -102,6 +106,7 @@ class EmbeddedCluster(sdk_loop.LoopStartable):
         self._port = port
         self._host = host
         self._broker_count = brokers
+        self._lease_ttl_s = lease_ttl_s
         self._config = {"durability": durability, **config}
         self._etcd_server = EtcdServer(self.data / "etcd", sync_writes=sync_etcd)
         self._brokers: list[ServedBroker] = []
@@ -316,7 +321,7 @@ class EmbeddedCluster(sdk_loop.LoopStartable):
         if entry is not None:
             # Etcd was paused, too, and has not noticed yet that the lease ran out.
             with suppress(EtcdUnavailableError):  # then the new broker waits for Etcd
-                await revoke_leases(config.etcd_endpoint, [entry.lease])
+                await revoke_leases(config.etcd.endpoint, [entry.lease])
         assert old.server.listener.port is not None, "embedded brokers serve on TCP ports"
         self._brokers[index] = self._make_broker(index, old.server.listener.port)
         await self._brokers[index].start()
@@ -357,7 +362,7 @@ class EmbeddedCluster(sdk_loop.LoopStartable):
                 suffix=suffix,
                 endpoint=endpoint,
                 spool_dir=self.data / "spools" / suffix,
-                etcd_endpoint=self._etcd_server.endpoint,
+                etcd=EtcdConfig(endpoint=self._etcd_server.endpoint, lease_ttl_s=self._lease_ttl_s),
                 file_root=self.fragments,
                 **self._config,
             )

@@ -58,7 +58,7 @@ from gazette_sdk.cluster.broker_keys import (
 from gazette_sdk.cluster.consumer_keys import CONSUMERS_PREFIX
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.keyspace import WATCH_DELAY_S
-from gazette_sdk.cluster.membership import LEASE_TTL_S, EtcdConfig, MemberProcess, Membership
+from gazette_sdk.cluster.membership import EtcdConfig, MemberProcess, Membership
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -81,14 +81,8 @@ class BrokerConfig:
         spool_dir: directory of its spools; they survive the process there. ``None`` for a private
             one below the temporary directory, of this broker and Etcd cluster.
         zone: zone of the process.
-        etcd_endpoint: URL of Etcd, or several separated by commas.
+        etcd: how it reaches Etcd.
         etcd_prefix: prefix of the cluster's keys.
-        etcd_cert_file: client certificate toward Etcd.
-        etcd_cert_key_file: its key.
-        etcd_trusted_ca_file: authorities to trust with Etcd.
-        etcd_user: user of Etcd, if it has authentication enabled.
-        etcd_password: password of the user.
-        lease_ttl_s: time after which a silent broker is no member any more.
         answer_timeout_s: bound of a peer's answer to a replication; ``None`` for half of the lease.
         journal_limit: most replicas of journals that it takes.
         file_root: directory of ``file://`` stores.
@@ -115,14 +109,8 @@ class BrokerConfig:
     endpoint: str
     spool_dir: Path | None
     zone: str = "local"
-    etcd_endpoint: str = "http://localhost:2379"
+    etcd: EtcdConfig = field(default_factory=EtcdConfig)
     etcd_prefix: str = "/gazette/cluster"
-    etcd_cert_file: Path | None = None
-    etcd_cert_key_file: Path | None = None
-    etcd_trusted_ca_file: Path | None = None
-    etcd_user: str = ""
-    etcd_password: str = field(default="", repr=False)
-    lease_ttl_s: int = LEASE_TTL_S
     answer_timeout_s: float | None = None
     journal_limit: int = 1024
     file_root: Path | None = None
@@ -204,7 +192,7 @@ class Broker:
             raise ConfigurationError(f"the file root {config.file_root} is no directory; create it")
         self.config = config
         self.keyspace = BrokerKeySpace(config.etcd_prefix)
-        self._member = MemberProcess(_etcd_config(config), kind="broker")
+        self._member = MemberProcess(config.etcd, kind="broker")
         self.ended = self._member.ended
         self._id = pb.ProcessSpec.ID(zone=config.zone, suffix=config.suffix)
         self.authority = authority_for(config.auth_keys)
@@ -384,8 +372,8 @@ class Broker:
             local_id=self._id,
             lease=membership.lease,
             life=membership.life,
-            ttl_s=config.lease_ttl_s,
-            answer_timeout_s=config.answer_timeout_s or config.lease_ttl_s / 2,
+            ttl_s=config.etcd.lease_ttl_s,
+            answer_timeout_s=config.answer_timeout_s or config.etcd.lease_ttl_s / 2,
             allocation=JournalAllocation(config.max_replication),
             offer=self._offer,
         )
@@ -447,7 +435,7 @@ class Broker:
             local=InProcessTransport(self.service, self.authority),
             stores=stores,
             max_replication=config.max_replication,
-            answer_timeout_s=min(LISTING_TIMEOUT_S, config.lease_ttl_s / 2),
+            answer_timeout_s=min(LISTING_TIMEOUT_S, config.etcd.lease_ttl_s / 2),
         )
         custody.begin(self.resolver, self.persister, inventory, membership.lease)
         self._departure = Departure(
@@ -644,15 +632,3 @@ class Broker:
         None if it waits for none.
         """
         return self._custody.absent_brokers(journal)
-
-
-def _etcd_config(config: BrokerConfig) -> EtcdConfig:
-    return EtcdConfig(
-        endpoint=config.etcd_endpoint,
-        cert_file=config.etcd_cert_file,
-        cert_key_file=config.etcd_cert_key_file,
-        trusted_ca_file=config.etcd_trusted_ca_file,
-        user=config.etcd_user,
-        password=config.etcd_password,
-        lease_ttl_s=config.lease_ttl_s,
-    )

@@ -33,7 +33,6 @@ from gazette_sdk.cluster.allocator.simulation import (
     simulate,
 )
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalAllocation
-from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.errors import ConfigurationError, ValidationError
 from gazette_sdk.protocol.journal_spec import desired_replication
 from gazette_sdk.protocol.rules import JOURNAL_LIMIT_MOST
@@ -216,14 +215,7 @@ def _write(path: str, text: str) -> None:
 
 async def _live(settings: EtcdSettings, max_replication: int) -> ClusterDescription:
     """Return the description of a live cluster. It is only read."""
-    etcd = await Etcd.connect(
-        settings.address,
-        cert_file=settings.cert_file or None,
-        cert_key_file=settings.cert_key_file or None,
-        trusted_ca_file=settings.trusted_ca_file or None,
-        user=settings.user,
-        password=settings.password,
-    )
+    etcd = await settings.config().connect()
     try:
         keyspace = BrokerKeySpace(settings.prefix)
         await keyspace.load(etcd)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 import sys
 from contextlib import aclosing
@@ -23,7 +22,6 @@ from gazette_sdk.cli.settings import (
     ConsumerEtcdSettings,
     ConsumerSettings,
 )
-from gazette_sdk.cluster.membership import EtcdConfig
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol.authorization import authority_for
 from gazette_sdk.server.logging import AUDIT
@@ -159,21 +157,13 @@ def configuration_of(
         suffix=settings.id,
         endpoint=endpoint,
         zone=settings.zone,
-        etcd=EtcdConfig(
-            endpoint=etcd.address,
-            cert_file=_path(etcd.cert_file),
-            cert_key_file=_path(etcd.cert_key_file),
-            trusted_ca_file=_path(etcd.trusted_ca_file),
-            user=etcd.user,
-            password=etcd.password,
-            lease_ttl_s=math.ceil(etcd.lease_s),
-        ),
+        etcd=etcd.config(),
         etcd_prefix=etcd.prefix,
         shard_limit=settings.limit,
         max_hot_standbys=settings.max_hot_standbys,
         watch_delay_s=settings.watch_delay_s,
         auth_keys=settings.auth_keys,
-        directory=_path(settings.directory),
+        directory=Path(settings.directory) if settings.directory else None,
         workers=settings.workers,
         prune_period_s=settings.prune_period_s,
         is_ready_with_failed=settings.ready_fails_on == "none",
@@ -183,7 +173,3 @@ def configuration_of(
             cert_key_file=settings.peer_cert_key_file,
         ),
     )
-
-
-def _path(text: str) -> Path | None:
-    return Path(text) if text else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,7 +178,7 @@ async def run(invocation: Invocation) -> None:
             identity = Identity(
                 config.zone,
                 config.suffix,
-                config.etcd_endpoint,
+                config.etcd.endpoint,
                 "broker",
                 "journals",
                 is_of_dev=is_of_dev,
@@ -255,14 +254,8 @@ def configuration_of(settings: BrokerSettings, etcd: EtcdSettings, endpoint: str
         endpoint=endpoint,
         spool_dir=_spool_dir(settings),
         zone=settings.zone,
-        etcd_endpoint=etcd.address,
+        etcd=etcd.config(),
         etcd_prefix=etcd.prefix,
-        etcd_cert_file=_path(etcd.cert_file),
-        etcd_cert_key_file=_path(etcd.cert_key_file),
-        etcd_trusted_ca_file=_path(etcd.trusted_ca_file),
-        etcd_user=etcd.user,
-        etcd_password=etcd.password,
-        lease_ttl_s=math.ceil(etcd.lease_s),
         journal_limit=settings.limit,
         file_root=file_root_of(settings.file_root, "--broker.file-root"),
         file_only=settings.file_only,
@@ -300,10 +293,6 @@ def _spool_dir(settings: BrokerSettings) -> Path | None:
             "a restart"
         )
     return Path(settings.spool_dir) if settings.spool_dir else None
-
-
-def _path(text: str) -> Path | None:
-    return Path(text) if text else None
 
 
 def accept(invocation: Invocation) -> None:

@@ -367,6 +367,21 @@ class EtcdConfig:
     password: str = field(default="", repr=False)
     lease_ttl_s: int = LEASE_TTL_S
 
+    async def connect(
+        self, *, dial_timeout_s: float = 5.0, answer_timeout_s: float = ANSWER_TIMEOUT_S
+    ) -> Etcd:
+        """Connect once (:meth:`Etcd.connect <gazette_sdk.cluster.etcd.Etcd.connect>`)."""
+        return await Etcd.connect(
+            self.endpoint,
+            dial_timeout_s=dial_timeout_s,
+            answer_timeout_s=answer_timeout_s,
+            cert_file=self.cert_file,
+            cert_key_file=self.cert_key_file,
+            trusted_ca_file=self.trusted_ca_file,
+            user=self.user,
+            password=self.password,
+        )
+
 
 class MemberProcess:
     """Connection, membership and tasks of one process, on the running event loop.
@@ -400,15 +415,9 @@ class MemberProcess:
         """
         config = self._config
         self.etcd = await retrying(
-            lambda: Etcd.connect(
-                config.endpoint,
+            lambda: config.connect(
                 dial_timeout_s=max(1.0, config.lease_ttl_s / 20),
                 answer_timeout_s=min(ANSWER_TIMEOUT_S, config.lease_ttl_s / 3),
-                cert_file=config.cert_file,
-                cert_key_file=config.cert_key_file,
-                trusted_ca_file=config.trusted_ca_file,
-                user=config.user,
-                password=config.password,
             ),
             (EtcdUnavailableError,),
             outage=Outage(_log, "connection to Etcd"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 import socket
 from collections.abc import Callable
-from typing import Annotated, ClassVar, Literal, Self, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -14,6 +16,9 @@ from gazette_sdk.protocol.authorization import check_key_lengths
 from gazette_sdk.protocol.names import validate_endpoint
 from gazette_sdk.protocol.rules import validate_suffix, validate_zone
 from gazette_sdk.server.options import Group, Option, Seconds, Settings
+
+if TYPE_CHECKING:
+    from gazette_sdk.cluster.membership import EtcdConfig
 
 
 def _checked(check: Callable[[str], object]) -> AfterValidator:
@@ -139,6 +144,20 @@ class EtcdSettings(Settings):
                 given_flag, missing = missing, given_flag
             raise ValueError(f"{given_flag} has no effect alone: set {missing}, too")
         return self
+
+    def config(self) -> EtcdConfig:
+        """Return how a member of a cluster, or a command, reaches this Etcd."""
+        from gazette_sdk.cluster.membership import EtcdConfig  # noqa: PLC0415 - it loads gRPC
+
+        return EtcdConfig(
+            endpoint=self.address,
+            cert_file=Path(self.cert_file) if self.cert_file else None,
+            cert_key_file=Path(self.cert_key_file) if self.cert_key_file else None,
+            trusted_ca_file=Path(self.trusted_ca_file) if self.trusted_ca_file else None,
+            user=self.user,
+            password=self.password,
+            lease_ttl_s=math.ceil(self.lease_s),
+        )
 
 
 class ProcessSettings(Settings):

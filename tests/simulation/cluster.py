@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gazette_sdk.broker.process import Broker, BrokerConfig
 from gazette_sdk.broker.spool.directory import Durability
+from gazette_sdk.cluster.membership import EtcdConfig
 from gazette_sdk.errors import GazetteError
 from simulation.disk import Disks
 from simulation.etcd_channel import ETCD_ADDRESS, EtcdHost
@@ -172,8 +173,7 @@ class Cluster:
             zone=host.zone,
             endpoint=endpoint_of(host.name),
             spool_dir=host.directory / "spools",
-            etcd_endpoint=ETCD_ADDRESS,
-            lease_ttl_s=self.settings.lease_ttl_s,
+            etcd=EtcdConfig(endpoint=ETCD_ADDRESS, lease_ttl_s=self.settings.lease_ttl_s),
             durability=self.settings.durability,
             min_append_rate=0,
         )

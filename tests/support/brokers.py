@@ -26,6 +26,7 @@ from gazette_sdk.cluster.etcd_messages import (
     WatchBatch,
     WatchEvent,
 )
+from gazette_sdk.cluster.membership import EtcdConfig
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import label_set
 from gazette_sdk.transport.base import Transport
@@ -166,9 +167,8 @@ def config_for(etcd: EtcdFixture, directory: Path, suffix: str = "broker-1") -> 
         zone=ZONE,
         endpoint=f"http://{suffix}.test:8080",
         spool_dir=directory / f"spools-{suffix}",
-        etcd_endpoint=etcd.address,
+        etcd=EtcdConfig(endpoint=etcd.address, lease_ttl_s=5),
         file_root=directory / "fragments",
-        lease_ttl_s=5,
         watch_delay_s=0.005,
     )
 

@@ -27,6 +27,7 @@ from gazette_sdk.cluster.broker_keys import BrokerKeySpace, is_consistent
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import Put
 from gazette_sdk.cluster.etcd_server import EtcdServer
+from gazette_sdk.cluster.membership import EtcdConfig
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import from_ns
 from gazette_sdk.protocol.fragments import content_path
@@ -387,7 +388,7 @@ def running(
                 "suffix": "broker-1",
                 "endpoint": endpoint,
                 "spool_dir": directory / "spools",
-                "etcd_endpoint": server.endpoint,
+                "etcd": EtcdConfig(endpoint=server.endpoint),
                 "file_root": root,
             }
             return BrokerConfig(**(fields | changes))

@@ -145,7 +145,7 @@ class ServedBroker:
     async def _tell_etcd(self, _request: web.Request, target: Target) -> web.Response | None:
         if target.path != DEV_PATH:
             return None
-        return web.json_response({"etcd": self.broker.config.etcd_endpoint})
+        return web.json_response({"etcd": self.broker.config.etcd.endpoint})
 
     async def stop(
         self, *, grace_s: float = STOP_GRACE_S, persist_timeout_s: float = PERSIST_TIMEOUT_S

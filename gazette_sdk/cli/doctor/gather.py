@@ -356,15 +356,7 @@ async def _with_logs(
 
 @asynccontextmanager
 async def _open_etcd(settings: EtcdSettings) -> AsyncIterator[Etcd]:
-    etcd = await Etcd.connect(
-        settings.address,
-        dial_timeout_s=MEMBER_TIMEOUT_S,
-        cert_file=settings.cert_file or None,
-        cert_key_file=settings.cert_key_file or None,
-        trusted_ca_file=settings.trusted_ca_file or None,
-        user=settings.user,
-        password=settings.password,
-    )
+    etcd = await settings.config().connect(dial_timeout_s=MEMBER_TIMEOUT_S)
     async with aclosing(etcd):
         yield etcd
 
