@@ -31,8 +31,8 @@ from gazette_sdk.server.tls import file_root_of
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.state import open_recovered, read_state
 from gazette_sdk.shard.recovery import hints as fsm_hints
+from gazette_sdk.shard.recovery.log import PrunePlan, ShardHints
 from gazette_sdk.shard.recovery.player import Playback, Recovered
-from gazette_sdk.shard.recovery.prune import PrunePlan, ShardHints
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import list_stores_again, store_health
 from gazette_sdk.transport.loop import for_each

@@ -58,7 +58,7 @@ from gazette_sdk.shard.consumer.resolver import ShardResolver
 from gazette_sdk.shard.consumer.service import ShardService, application_methods, apply_shards
 from gazette_sdk.shard.consumer.shard import LocalShard, ShardParts
 from gazette_sdk.shard.consumer.state import STATE
-from gazette_sdk.shard.recovery.prune import LogPruning, ShardHints
+from gazette_sdk.shard.recovery.log import LogPruning, ShardHints
 from gazette_sdk.shard.transaction.consume import OnStep
 from gazette_sdk.shard.transaction.transaction import Process
 from gazette_sdk.transport.base import Transport

@@ -4,11 +4,9 @@ Read in this order:
 
 - ``hints``: Segments: stretches of a log's operations of one author, and sets of them (recovery
   log 3).
-- ``log``: Recovery log of a primary: appends that only the log's current author may make.
+- ``log``: Recovery log of a primary: appends of the log's current author only, and pruning.
 - ``fsm``: State machine of a recovery log: which operations are part of its history (recovery log
   2).
-- ``prune``: Pruning of recovery logs: which fragments no hints need any more (recovery log 8).
-  Pure.
 - ``player``: Player: content of recovery logs becomes changes of staged files (recovery log 6).
   Pure.
 - ``recorder``: Recorder: changes of files become numbered operations of a recovery log (recovery

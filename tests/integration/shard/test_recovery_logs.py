@@ -42,9 +42,8 @@ from gazette_sdk.shard.recovery.hints import (
     from_bytes,
     to_json,
 )
-from gazette_sdk.shard.recovery.log import RecoveryLog, fence_of
+from gazette_sdk.shard.recovery.log import LogPruning, RecoveryLog, ShardHints, fence_of
 from gazette_sdk.shard.recovery.player import Playback, Recovered
-from gazette_sdk.shard.recovery.prune import LogPruning, ShardHints
 from gazette_sdk.shard.recovery.recorder import Recorder
 from gazette_sdk.testing.transport_faults import FaultyTransport
 from gazette_sdk.transport.append.appender import AppendService

@@ -8,7 +8,7 @@ import pytest
 
 from gazette_sdk.protocol import recoverylog_pb2 as pb
 from gazette_sdk.shard.recovery.hints import Segment
-from gazette_sdk.shard.recovery.prune import PrunePlan, ShardHints, overlaps
+from gazette_sdk.shard.recovery.log import PrunePlan, ShardHints, overlaps
 from support.recovery_logs import hints, segment
 from support.vectors import group
 
