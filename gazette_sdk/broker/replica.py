@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from gazette_sdk.broker.append.flow_control import FlowControl
+from gazette_sdk.broker.append.content import FlowControl
 from gazette_sdk.broker.append.machine import Terms
 from gazette_sdk.broker.fragments.index import Index
 from gazette_sdk.broker.metrics import UNSTORED_MISSING, WRITE_HEAD

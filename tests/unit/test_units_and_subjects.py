@@ -34,7 +34,7 @@ WITHOUT_UNIT = {
     ("adaptive_spin.py", "timeout"): "interface of selectors.BaseSelector",
     ("broker/append/append.py", "_delayed_chunks"): "a number of chunks, no duration",
     ("broker/append/append.py", "delayed_chunks"): "a number of chunks, no duration",
-    ("broker/append/flow_control.py", "delayed_chunks"): "a number of chunks, no duration",
+    ("broker/append/content.py", "delayed_chunks"): "a number of chunks, no duration",
     ("transport/stream/pool.py", "_dial_timeouts"): "asyncio.Timeout objects, no duration",
 }
 """Names of durations without a unit, by module, with the reason."""

@@ -7,8 +7,7 @@ import hashlib
 
 import pytest
 
-from gazette_sdk.broker.append.content import ClientContent
-from gazette_sdk.broker.append.flow_control import FlowControl
+from gazette_sdk.broker.append.content import ClientContent, FlowControl
 from gazette_sdk.broker.append.machine import ContentEffect
 from gazette_sdk.broker.replication.pipeline import Pipeline, Signal
 from gazette_sdk.broker.spool.directory import SpoolDirectory

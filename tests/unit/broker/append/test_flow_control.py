@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.broker.append.flow_control import Credit, FlowControl
+from gazette_sdk.broker.append.content import Credit, FlowControl
 from support.vectors import cases
 
 
