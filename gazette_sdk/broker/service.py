@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 
 from gazette_sdk.broker.append.append import Appends
 from gazette_sdk.broker.append.common_case import InlineAppends, StartedAppend
-from gazette_sdk.broker.fragments.rpc import check_store, list_page
-from gazette_sdk.broker.listing import Listing
+from gazette_sdk.broker.listing import Listing, check_store, list_page
 from gazette_sdk.broker.metrics import SERVER_COMPLETED, SERVER_STARTED
 from gazette_sdk.broker.read import FileSpan, ReadServer
 from gazette_sdk.broker.replication.pipeline import Signal

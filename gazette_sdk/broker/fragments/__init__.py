@@ -5,5 +5,4 @@
 - ``persister``: Persister: uploads closed fragments to their stores (broker section 12).
 - ``refresh``: Refresh of a replica's index from its journal's stores (broker section 11).
 - ``retention``: Retention: the primary of a journal removes stored fragments that are older.
-- ``rpc``: Answers of ListFragments and FragmentStoreHealth to resolved calls (broker section 14).
 """

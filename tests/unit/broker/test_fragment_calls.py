@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from gazette_sdk.broker.fragments.index import Index
-from gazette_sdk.broker.fragments.rpc import SIGNATURE_TTL_MAX_S, check_store, list_page
+from gazette_sdk.broker.listing import SIGNATURE_TTL_MAX_S, check_store, list_page
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.fragment.registry import StoreRegistry
