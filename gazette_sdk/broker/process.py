@@ -25,8 +25,7 @@ from gazette_sdk.broker.append.pulse import Pulses
 from gazette_sdk.broker.departure import Departure, is_alone, until_alone
 from gazette_sdk.broker.failover.failover import Failover
 from gazette_sdk.broker.fragments.persister import Persister
-from gazette_sdk.broker.fragments.refresh import UnstoredCopies, refresh_index
-from gazette_sdk.broker.fragments.retention import Retention
+from gazette_sdk.broker.fragments.refresh import Retention, UnstoredCopies, refresh_index
 from gazette_sdk.broker.listing import Listing
 from gazette_sdk.broker.member_calls import MemberCalls
 from gazette_sdk.broker.metrics import CarriedBytes

@@ -3,6 +3,6 @@
 - ``index``: Fragment index of a replica: the place of every byte of its journal (broker section
   10).
 - ``persister``: Persister: uploads closed fragments to their stores (broker section 12).
-- ``refresh``: Refresh of a replica's index from its journal's stores (broker section 11).
-- ``retention``: Retention: the primary of a journal removes stored fragments that are older.
+- ``refresh``: Refresh of a replica's index from its journal's stores, and retention (broker
+  section 11).
 """

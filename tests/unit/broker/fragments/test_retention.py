@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.broker.fragments.retention import Retention, split_aged
+from gazette_sdk.broker.fragments.refresh import Retention, split_aged
 from gazette_sdk.errors import StoreAuthorizationError
 from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.fragment.listing import StoredFragment, list_stored
