@@ -3,8 +3,6 @@
 Read in this order:
 
 - ``journal``: A listed journal, as a plain dataclass.
-- ``heads``: Write heads: where journals continue, over fragments of an earlier journal of their
-  name, too.
 - ``changes``: Changes of journals against what exists: outcomes, transactions and conflicts.
 - ``admin``: Journals of a cluster: create, list, update and delete them.
 """

@@ -42,7 +42,7 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.fragment.listing import list_stored
 from gazette_sdk.fragment.registry import StoreRegistry
-from gazette_sdk.journals.heads import reset_head, stored_end
+from gazette_sdk.journals.changes import reset_head, stored_end
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import from_seconds, to_seconds
 from gazette_sdk.protocol.fragments import content_path, digest_of, length_of
