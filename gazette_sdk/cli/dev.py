@@ -22,7 +22,7 @@ from gazette_sdk.cli.settings import DEV, DEV_CONTROL, DevSettings
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.local_cluster import LocalCluster
-from gazette_sdk.local_cluster.control import BrokerStatus, Control, ControlServer, call
+from gazette_sdk.local_cluster.cluster import BrokerStatus, Control, ControlServer, call
 from gazette_sdk.server.process import StopSignal
 from gazette_sdk.server.settings import LOGGING, LoggingSettings
 

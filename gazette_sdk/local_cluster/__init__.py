@@ -4,9 +4,8 @@
 :mod:`gazette_sdk.embedded`, brokers can be killed, paused and drained one by one.
 
 - ``broker``: Broker of a local cluster: one ``gazette serve`` process at a time.
-- ``cluster``: Local cluster: Etcd, brokers in processes of their own, and a fragment store in
-  files.
-- ``control``: Control of a running local cluster by other processes.
+- ``cluster``: Local cluster: Etcd, brokers in processes of their own, a fragment store in files,
+  and its control by other processes.
 """
 
 from gazette_sdk.local_cluster.broker import BrokerState, LocalBroker

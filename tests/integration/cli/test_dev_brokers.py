@@ -17,7 +17,7 @@ import pytest
 
 from gazette_sdk.errors import ConfigurationError, GazetteError
 from gazette_sdk.local_cluster import LocalCluster
-from gazette_sdk.local_cluster.control import ControlServer, call
+from gazette_sdk.local_cluster.cluster import ControlServer, call
 from support.tools import read_until, start_tool
 
 GAZETTE = "gazette_sdk.cli.gazette"

@@ -3,7 +3,7 @@
 import pytest
 
 from gazette_sdk.cli import dev as dev_control
-from gazette_sdk.local_cluster.control import BrokerStatus
+from gazette_sdk.local_cluster.cluster import BrokerStatus
 
 
 @pytest.fixture
