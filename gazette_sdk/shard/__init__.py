@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gazette_sdk.protocol.authorization import Capability
-    from gazette_sdk.shard.application.application import Application, dead_letters
-    from gazette_sdk.shard.application.endpoints import Method, Query
+    from gazette_sdk.shard.application.application import Application, Method, Query, dead_letters
     from gazette_sdk.shard.application.handler import handler
     from gazette_sdk.shard.application.sources import broadcast, partitions
     from gazette_sdk.shard.consumer.embedded import EmbeddedConsumer
@@ -73,12 +72,12 @@ __all__ = [
 
 _MODULES = {
     "Application": "application.application",
-    "Capability": "application.endpoints",
+    "Capability": "application.application",
     "EmbeddedConsumer": "consumer.embedded",
     "JsonStore": "stores.json_store",
-    "Method": "application.endpoints",
+    "Method": "application.application",
     "Process": "transaction.transaction",
-    "Query": "application.endpoints",
+    "Query": "application.application",
     "RocksStore": "stores.rocks_store",
     "Shard": "transaction.transaction",
     "SqlStore": "stores.sql_store",

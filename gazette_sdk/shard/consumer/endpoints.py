@@ -53,7 +53,7 @@ from gazette_sdk.protocol.shard_spec import ID
 from gazette_sdk.server.authorization import PROXY_HEADER_METADATA, Authorization, Call
 from gazette_sdk.server.http import CONTENT_HEADERS, Target, origin_form
 from gazette_sdk.server.listener import PeerLimits, peer_of
-from gazette_sdk.shard.application.endpoints import Endpoint, Handler, Parameters, Query
+from gazette_sdk.shard.application.application import Endpoint, Handler, Parameters, Query
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.resolver import ShardResolution, ShardResolver, primary_of
 from gazette_sdk.shard.consumer.shard import LocalShard

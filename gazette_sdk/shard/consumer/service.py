@@ -58,7 +58,7 @@ from gazette_sdk.server import grpc_server
 from gazette_sdk.server.authorization import AuditEvent, AuditLog, Authorization, Call
 from gazette_sdk.server.grpc_server import Method
 from gazette_sdk.server.json_gateway import JsonUnary
-from gazette_sdk.shard.application.endpoints import Method as EndpointMethod
+from gazette_sdk.shard.application.application import Method as EndpointMethod
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.endpoints import EndpointCalls, forwarded_claims, status_of
 from gazette_sdk.shard.consumer.hints import load_hints

@@ -19,7 +19,7 @@ import msgspec
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.rules import STATE_RPC
-from gazette_sdk.shard.application.endpoints import Method, Query
+from gazette_sdk.shard.application.application import Method, Query
 from gazette_sdk.shard.stores.base import Entry, ShownView, prefix_end, recovered_files, stores_of
 from gazette_sdk.shard.stores.codec import shown_key, shown_value
 from gazette_sdk.shard.stores.json_store import JsonStore

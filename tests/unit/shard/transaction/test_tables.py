@@ -18,7 +18,7 @@ from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.labels import label_set
-from gazette_sdk.shard.application.endpoints import Query
+from gazette_sdk.shard.application.application import Query
 from gazette_sdk.shard.application.generator import generated
 from gazette_sdk.shard.consumer.state import read_state
 from gazette_sdk.shard.transaction.failure import HandlerFailedError

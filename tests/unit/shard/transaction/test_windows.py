@@ -23,7 +23,7 @@ from gazette_sdk.errors import (
     ValidationError,
 )
 from gazette_sdk.message.checkpoint import Checkpoint
-from gazette_sdk.shard.application.endpoints import Query
+from gazette_sdk.shard.application.application import Query
 from gazette_sdk.shard.stores.base import TimerRow
 from gazette_sdk.shard.transaction import windows as windows_module
 from gazette_sdk.shard.transaction.event_time import EventTime
