@@ -8,7 +8,6 @@ In reading order:
   shards.
 - ``list``: ``gazctl shards list``, and what the commands of shards share.
 - ``logs``: ``gazctl shards prune``, ``recover``, ``state`` and ``unassign``.
-- ``reset``: ``gazctl shards reset`` and ``delete``.
-- ``skip``: ``gazctl shards skip``.
+- ``reset``: ``gazctl shards reset``, ``skip`` and ``delete``.
 - ``specs``: ``gazctl shards apply``, ``edit`` and ``generate``, and ``gazctl topics grow``.
 """

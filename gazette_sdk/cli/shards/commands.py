@@ -432,7 +432,7 @@ COMMANDS = (
     Command(
         "shards skip",
         "Have a failed shard pass over the record at which it stands",
-        "gazette_sdk.cli.shards.skip:run_skip",
+        "gazette_sdk.cli.shards.reset:run_skip",
         (SKIP_RECORDS,),
         in_doubt="the record may be skipped already; `gazctl shards list` shows the shard",
         details=(

@@ -1,4 +1,4 @@
-"""``gazctl shards reset`` and ``delete``.
+"""``gazctl shards reset``, ``skip`` and ``delete``.
 
 A reset has shards read on from another position, with an empty state or their own. An interrupted
 command is run again. Its steps, in this order:
@@ -13,17 +13,22 @@ its label of resets.
 
 Shards that are deleted are disabled first, too. Their logs are deleted before them: a process that
 creates the shards again then creates new logs.
+
+A failed shard skips the record at which it stands. Its error has the journal and offset of the
+record. A label of the shard says which content it leaves out; the shard is started again with it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import secrets
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 
 import orjson
 
@@ -34,8 +39,8 @@ from gazette_sdk.cli.journals.list import is_fully_suspended, missing_file_root
 from gazette_sdk.cli.journals.read import time_of
 from gazette_sdk.cli.journals.specs import confirm
 from gazette_sdk.cli.program import CommandFailedError, Invocation
-from gazette_sdk.cli.shards.commands import DELETE, RESET_SHARDS, ResetSettings
-from gazette_sdk.cli.shards.list import list_some
+from gazette_sdk.cli.shards.commands import DELETE, RESET_SHARDS, SKIP_RECORDS, ResetSettings
+from gazette_sdk.cli.shards.list import list_some, shard_of
 from gazette_sdk.cli.shards.specs import show_changed
 from gazette_sdk.errors import (
     ConfigurationError,
@@ -46,7 +51,7 @@ from gazette_sdk.errors import (
     SuspendedError,
 )
 from gazette_sdk.journals.changes import apply_in_transactions, list_named
-from gazette_sdk.message.message_cutter import MessageCutter
+from gazette_sdk.message.message_cutter import MessageCutter, records_of
 from gazette_sdk.message.uuid import clock_of_time
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
@@ -55,6 +60,7 @@ from gazette_sdk.protocol.labels import (
     RESET,
     SKIP,
     TABLE,
+    add,
     remove,
     set_value,
     values_of,
@@ -65,6 +71,8 @@ from gazette_sdk.retries import retrying
 from gazette_sdk.server.tls import file_root_of
 from gazette_sdk.shard.consumer.client import ShardClient, apply_in_batches
 from gazette_sdk.shard.recovery.hints import flatten
+from gazette_sdk.shard.transaction.failure import record_of
+from gazette_sdk.shard.transaction.transaction import BadRecord
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.journal_reader import (
     OffsetJumpError,
@@ -488,3 +496,101 @@ async def _check_unshared(client: ShardClient, shards: Sequence[cpb.ListResponse
                 f"{other.spec.id} needs {shared[0]}, the log of {logs[shared[0]]}; delete both, or"
                 " leave out --with-log"
             )
+
+
+async def run_skip(invocation: Invocation) -> None:
+    """Skip records, or show which ones.
+
+    Raises:
+        CommandFailedError: the shard does not exist, or has not failed at a record.
+        GazetteError: a broker or a consumer process could not be asked.
+        OSError: the file cannot be written.
+    """
+    settings = invocation.settings(SKIP_RECORDS)
+    (shard_id,) = invocation.arguments
+    async with (
+        open_consumer(invocation) as client,
+        open_broker(invocation, SHARDS_BROKER_CLIENT, SHARDS_ZONE) as transport,
+    ):
+        shard, (journal, begin) = await _failed(client, shard_id)
+        spec = await _source(transport, journal)
+        content, end, found = await records_of(transport, spec, begin, settings.count)
+        if found < settings.count:
+            raise CommandFailedError(
+                f"{journal} has {found} records from offset {begin} on, and {settings.count} are to"
+                " be skipped: lower --count"
+            )
+        if not settings.dry_run:
+            if settings.save:
+                _append(Path(settings.save), content)
+            await _skip(client, shard, journal, f"{journal}={begin}-{end}")
+    write_table(
+        ["Shard", "Outcome", "Journal", "Begin", "End", "Bytes"],
+        [
+            [
+                shard_id,
+                "to skip" if settings.dry_run else "skipped",
+                journal,
+                *map(str, (begin, end, len(content))),
+            ]
+        ],
+    )
+    sys.stdout.flush()
+
+
+async def _failed(client: ShardClient, shard_id: str) -> tuple[cpb.ListResponse.Shard, BadRecord]:
+    """Return a shard, and the journal and offset of the record at which it has failed.
+
+    Raises:
+        CommandFailedError: there is none.
+    """
+    shard = await shard_of(client, shard_id)
+    errors = [text for status in shard.status for text in status.errors]
+    for text in errors:
+        if record := record_of(text):
+            return shard, record
+    if errors:
+        raise CommandFailedError(
+            f"{shard_id} has failed, but not at a record: {' | '.join(errors)}; remove"
+            " the cause, and start it again by `gazctl shards unassign`"
+        )
+    raise CommandFailedError(f"{shard_id} has not failed: there is no record to skip")
+
+
+async def _source(transport: Transport, name: str) -> pb.JournalSpec:
+    """Return the spec of the journal that a shard reads under a name.
+
+    Raises:
+        CommandFailedError: it does not exist any more.
+        GazetteError: the journals cannot be listed.
+    """
+    journal = strip_meta(name)
+    listed = await list_named(transport, [journal])
+    if journal not in listed:
+        raise CommandFailedError(f"{journal}, the source of the record, does not exist any more")
+    return listed[journal].spec
+
+
+def _append(path: Path, content: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+async def _skip(
+    client: ShardClient, shard: cpb.ListResponse.Shard, journal: str, skipped: str
+) -> None:
+    """Give a shard the label of what it skips, and start it again.
+
+    Raises:
+        ShardStatusError: the shard was changed meanwhile.
+    """
+    change = cpb.ApplyRequest.Change(upsert=shard.spec, expect_mod_revision=shard.mod_revision)
+    labels = change.upsert.labels
+    kept = [each for each in values_of(labels, SKIP) if each.rpartition("=")[0] != journal]
+    remove(labels, SKIP)
+    for value in sorted({*kept, skipped}):
+        add(labels, SKIP, value)
+    await client.apply(cpb.ApplyRequest(changes=[change]))
+    await client.unassign(cpb.UnassignRequest(shards=[shard.spec.id], only_failed=True))
