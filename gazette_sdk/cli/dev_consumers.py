@@ -7,8 +7,8 @@ from contextlib import aclosing
 
 from gazette_sdk.cluster.consumer_keys import CONSUMERS_PREFIX, read_consumers
 from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.membership import etcd_of_dev
 from gazette_sdk.errors import ConfigurationError
-from gazette_sdk.shard.consumer.config import etcd_of_dev
 
 _REMEDY = "give the address of one of its processes with --consumer.address or CONSUMER_ADDRESS"
 

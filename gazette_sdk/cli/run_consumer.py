@@ -22,6 +22,7 @@ from gazette_sdk.cli.settings import (
     ConsumerEtcdSettings,
     ConsumerSettings,
 )
+from gazette_sdk.cluster.membership import etcd_of_dev
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol.authorization import authority_for
 from gazette_sdk.server.logging import AUDIT
@@ -29,8 +30,7 @@ from gazette_sdk.server.options import Group, public_values
 from gazette_sdk.server.process import STOP_GRACE_S, StopSignal, configured_server
 from gazette_sdk.server.settings import DEBUG, pet_name
 from gazette_sdk.server.tls import check_files, file_root_of, with_secrets
-from gazette_sdk.shard.consumer.config import ConsumerConfig, etcd_of_dev
-from gazette_sdk.shard.consumer.process import StuckShardsError
+from gazette_sdk.shard.consumer.process import ConsumerConfig, StuckShardsError
 from gazette_sdk.shard.consumer.served import ServedConsumer
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect

@@ -20,14 +20,18 @@ fatal error of any of them. A broker and a consumer each hold one, and add their
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 from collections.abc import Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
 
 from gazette_sdk.cluster.allocator.loop import run_allocator
 from gazette_sdk.cluster.allocator.state import Allocation
@@ -35,7 +39,13 @@ from gazette_sdk.cluster.etcd import ANSWER_TIMEOUT_S, Etcd
 from gazette_sdk.cluster.etcd_messages import Compare, Get, Put, TxnResult
 from gazette_sdk.cluster.items import ItemKeySpace
 from gazette_sdk.cluster.lease import LeaseLife, boot_s
-from gazette_sdk.errors import EtcdError, EtcdUnavailableError, GazetteError, LeaseLostError
+from gazette_sdk.errors import (
+    ConfigurationError,
+    EtcdError,
+    EtcdUnavailableError,
+    GazetteError,
+    LeaseLostError,
+)
 from gazette_sdk.retries import Outage, retrying
 
 LEASE_TTL_S = 20
@@ -56,6 +66,9 @@ UPDATE_RETRY_S = 0.1
 
 REVOKE_TIMEOUT_S = 5.0
 """Longest time for revoking the lease when a process ends; it expires by itself later."""
+
+DEV_TIMEOUT_S = 5.0
+"""Limit of asking a broker for its Etcd."""
 
 _log = logging.getLogger(__name__)
 
@@ -381,6 +394,42 @@ class EtcdConfig:
             user=self.user,
             password=self.password,
         )
+
+
+def etcd_of_dev(address: str, *, remedy: str, broker_remedy: str) -> str:
+    """Ask the broker of ``gazette dev``, or of an embedded cluster, for the address of its Etcd.
+
+    Args:
+        address: address of the broker; empty for a broker without one.
+        remedy: text that says how to give the address of another Etcd.
+        broker_remedy: text that says how to give the address of another broker.
+
+    Raises:
+        ConfigurationError: the broker is another one, or does not answer.
+    """
+    if not address.startswith(("http://", "https://")):
+        where = f"the broker at {address}" if address else "a broker without an address"
+        raise ConfigurationError(f"{where} is not asked for its Etcd; {remedy}")
+    try:
+        with urlopen(f"{address.rstrip('/')}/v1/dev", timeout=DEV_TIMEOUT_S) as response:  # noqa: S310 - http only
+            found: object = json.load(response).get("etcd")
+    except HTTPError as error:
+        if error.code in {HTTPStatus.NOT_FOUND, HTTPStatus.NOT_IMPLEMENTED}:
+            raise ConfigurationError(
+                f"the broker at {address} does not tell its Etcd, only that of `gazette dev` does"
+                f"; {remedy}"
+            ) from error
+        raise ConfigurationError(f"the broker at {address} answers {error}; {remedy}") from error
+    except (URLError, OSError, ValueError, AttributeError) as error:
+        reason = error.reason if isinstance(error, URLError) else error
+        text = reason.strerror if isinstance(reason, OSError) and reason.strerror else reason
+        raise ConfigurationError(
+            f"the broker at {address} cannot be asked for its Etcd: {text}; start it, as by "
+            f"`gazette dev`, or {broker_remedy}"
+        ) from error
+    if not isinstance(found, str) or not found:
+        raise ConfigurationError(f"the broker at {address} does not tell its Etcd; {remedy}")
+    return found
 
 
 class MemberProcess:

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Self, TypeVar
 
-from gazette_sdk.cluster.membership import EtcdConfig
+from gazette_sdk.cluster.membership import EtcdConfig, etcd_of_dev
 from gazette_sdk.errors import ClosedError, ConfigurationError, GazetteError
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Authority
@@ -26,8 +26,8 @@ from gazette_sdk.server.process import Server
 from gazette_sdk.server.settings import pet_name
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.consumer.client import ShardClient
-from gazette_sdk.shard.consumer.config import ConsumerConfig, etcd_of_dev
 from gazette_sdk.shard.consumer.lifecycle import status_text, until_caught_up
+from gazette_sdk.shard.consumer.process import ConsumerConfig
 from gazette_sdk.shard.consumer.served import ServedConsumer
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.base import Transport, check_transport
@@ -74,7 +74,7 @@ class EmbeddedConsumer(sdk_loop.LoopStartable):
         port: port to serve on; 0 takes a free one.
         lease_ttl_s: lifetime of its lease in Etcd, in seconds: after a pause that is longer,
             others have its shards.
-        config: further fields of :class:`~gazette_sdk.shard.consumer.config.ConsumerConfig`.
+        config: further fields of :class:`~gazette_sdk.shard.consumer.process.ConsumerConfig`.
 
     Raises:
         ConfigurationError: ``application`` or ``transport`` is none.

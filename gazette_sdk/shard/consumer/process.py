@@ -17,6 +17,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,7 +29,8 @@ from gazette_sdk.cluster.consumer_keys import (
     ShardAllocation,
     is_consistent,
 )
-from gazette_sdk.cluster.membership import MemberProcess
+from gazette_sdk.cluster.keyspace import WATCH_DELAY_S
+from gazette_sdk.cluster.membership import EtcdConfig, MemberProcess
 from gazette_sdk.cluster.verification import Neighbours, Verifier, dial, hold
 from gazette_sdk.errors import ConfigurationError, EtcdTransactionFailedError, GazetteError
 from gazette_sdk.journals.changes import list_named
@@ -37,7 +39,11 @@ from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Authority, authority_for
 from gazette_sdk.protocol.labels import matches_journal
 from gazette_sdk.protocol.rules import complete
-from gazette_sdk.protocol.shard_spec import recovery_log, validate_consumer_spec
+from gazette_sdk.protocol.shard_spec import (
+    DEFAULT_MAX_HOT_STANDBYS,
+    recovery_log,
+    validate_consumer_spec,
+)
 from gazette_sdk.server.authorization import Authorization
 from gazette_sdk.server.grpc_server import Method
 from gazette_sdk.shard.application.application import Application
@@ -50,7 +56,6 @@ from gazette_sdk.shard.application.generator import (
 )
 from gazette_sdk.shard.application.sources import JoinedTopics, group_journals, selectors_of
 from gazette_sdk.shard.consumer.client import ShardClient
-from gazette_sdk.shard.consumer.config import ConsumerConfig
 from gazette_sdk.shard.consumer.endpoints import EndpointCalls, HttpEndpoints, Queries
 from gazette_sdk.shard.consumer.hints import load_hints
 from gazette_sdk.shard.consumer.pages import ShardPages
@@ -62,6 +67,7 @@ from gazette_sdk.shard.recovery.log import LogPruning, ShardHints
 from gazette_sdk.shard.transaction.consume import OnStep
 from gazette_sdk.shard.transaction.transaction import Process
 from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.wire import Tls
 from gazette_sdk.user_code import contained, on_worker
 
 SHUTDOWN_TIMEOUT_S = 30.0
@@ -77,6 +83,46 @@ LISTING_TIMEOUT_S = 10.0
 """Bound of the listing of topics that are joined, at the start."""
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerConfig:
+    """Configuration of a consumer process; its defaults are those of the command line.
+
+    Attributes:
+        suffix: id of the process within its zone.
+        endpoint: URL at which others reach it.
+        zone: zone of the process.
+        etcd: how it reaches Etcd.
+        etcd_prefix: prefix of the application's keys; empty for ``/gazette/consumers/NAME``.
+        shard_limit: most shards that it takes.
+        max_hot_standbys: cap of every shard's hot standbys.
+        watch_delay_s: time for which changes of Etcd are collected.
+        auth_keys: base64 keys that verify callers and sign calls to peers; empty for none.
+        directory: directory below which shards have theirs while they run; ``None`` for a
+            temporary one.
+        workers: threads that run shards' code, at most.
+        peer_tls: certificates toward peers.
+        settings: settings of the application, by name.
+        prune_period_s: time between reports of what no recovery needs of recovery logs; 0 for none.
+        is_ready_with_failed: its port reports that it is ready also while a shard here has failed.
+    """
+
+    suffix: str
+    endpoint: str
+    zone: str = "local"
+    etcd: EtcdConfig = field(default_factory=EtcdConfig)
+    etcd_prefix: str = ""
+    shard_limit: int = 1024
+    max_hot_standbys: int = DEFAULT_MAX_HOT_STANDBYS
+    watch_delay_s: float = WATCH_DELAY_S
+    auth_keys: str = field(default="", repr=False)
+    directory: Path | None = None
+    workers: int = 32
+    peer_tls: Tls | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+    prune_period_s: float = 3600.0
+    is_ready_with_failed: bool = True
 
 
 class StuckShardsError(GazetteError):

@@ -17,9 +17,8 @@ from gazette_sdk.server.json_gateway import JsonGateway, JsonUnary
 from gazette_sdk.server.members import ProcessView, verify_view
 from gazette_sdk.server.process import STOP_GRACE_S, Server, raise_open_files_limit
 from gazette_sdk.shard.application.application import Application
-from gazette_sdk.shard.consumer.config import ConsumerConfig
 from gazette_sdk.shard.consumer.pages import json_page_methods, page_methods
-from gazette_sdk.shard.consumer.process import Consumer
+from gazette_sdk.shard.consumer.process import Consumer, ConsumerConfig
 from gazette_sdk.shard.consumer.service import json_methods, shard_methods, state_methods
 from gazette_sdk.transport.base import Transport
 

@@ -7,8 +7,7 @@ from gazette_sdk.cluster.items import assignment_key, item_key, member_key
 from gazette_sdk.errors import ConfigurationError, UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
-from gazette_sdk.shard.consumer.config import ConsumerConfig
-from gazette_sdk.shard.consumer.process import Consumer
+from gazette_sdk.shard.consumer.process import Consumer, ConsumerConfig
 from gazette_sdk.shard.consumer.service import admit_upsert
 from gazette_sdk.shard.consumer.shard import LocalShard
 from support.etcd import run
