@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +27,10 @@ DEFAULT_ADDRESS = "http://localhost:8080"
 """Address of a broker, or of a consumer process, where none is given."""
 
 _SCHEMES = {"http", "https", "unix"}
+
+_CONSUMER_REMEDY = (
+    "give the address of one of its processes with --consumer.address or CONSUMER_ADDRESS"
+)
 
 CONNECT_TIMEOUT_S = 8.0
 """A call fails if no broker answers for this long."""
@@ -230,8 +235,6 @@ async def open_consumer(invocation: Invocation) -> AsyncIterator[ShardClient]:
             run beside ``gazette dev``, or none.
         EtcdError: the Etcd of ``gazette dev`` does not answer.
     """
-    from gazette_sdk.cli.dev_consumers import find_consumer  # noqa: PLC0415 - lazy
-
     address = _consumer_address(invocation.settings(CONSUMER_CLIENT).address)
     if address == DEFAULT_ADDRESS:
         broker = invocation.settings(SHARDS_BROKER_CLIENT).address
@@ -251,8 +254,6 @@ async def open_consumers(invocation: Invocation) -> AsyncIterator[dict[str, Shar
         ConfigurationError: an address, a certificate or a key is invalid.
         EtcdError: the Etcd of ``gazette dev`` does not answer.
     """
-    from gazette_sdk.cli.dev_consumers import find_consumers  # noqa: PLC0415 - lazy
-
     given = invocation.settings(CONSUMER_CLIENT).address.split(",")
     addresses = [_consumer_address(each.strip()) for each in given]
     if addresses == [DEFAULT_ADDRESS]:
@@ -301,3 +302,73 @@ def check_address(address: str, remedy: str, *, kind: str = "a broker") -> str:
             f"http://localhost:8080 {remedy}"
         )
     return address
+
+
+async def find_consumer(broker: str) -> str | None:
+    """Return the endpoint of a process of the only application that runs beside ``gazette dev``.
+
+    Args:
+        broker: address of a broker.
+
+    Returns:
+        The endpoint; None if the broker is not of ``gazette dev``, or does not answer.
+
+    Raises:
+        ConfigurationError: no application runs, or there are several.
+        EtcdError: Etcd does not answer.
+    """
+    endpoints = await find_consumers(broker)
+    if endpoints is None:
+        return None
+    if not endpoints:
+        raise none_runs(broker)
+    if len(endpoints) > 1:
+        running = ", ".join(f"{name} at {endpoint}" for name, endpoint in sorted(endpoints.items()))
+        raise ConfigurationError(f"several applications run, {running}: {_CONSUMER_REMEDY}")
+    [endpoint] = endpoints.values()
+    return endpoint
+
+
+async def find_consumers(broker: str) -> dict[str, str] | None:
+    """Return the endpoint of a process of each application that runs beside ``gazette dev``.
+
+    Args:
+        broker: address of a broker.
+
+    Returns:
+        Endpoints by the names of applications; None if the broker is not of ``gazette dev``, or
+        does not answer.
+
+    Raises:
+        EtcdError: Etcd does not answer.
+    """
+    from gazette_sdk.cluster.membership import etcd_of_dev  # noqa: PLC0415 - lazy
+
+    try:
+        address = await asyncio.to_thread(
+            etcd_of_dev, broker, remedy=_CONSUMER_REMEDY, broker_remedy=_CONSUMER_REMEDY
+        )
+    except ConfigurationError:
+        return None
+    return await _endpoints(address)
+
+
+def none_runs(broker: str) -> ConfigurationError:
+    """Return the error that no application runs beside a broker of ``gazette dev``."""
+    return ConfigurationError(
+        f"no consumer process runs beside the broker at {broker}; start one with `gazette "
+        f"run-consumer MODULE:APPLICATION`, or {_CONSUMER_REMEDY}"
+    )
+
+
+async def _endpoints(etcd: str) -> dict[str, str]:
+    """Return a process' endpoint for each application with keys at their usual place."""
+    from gazette_sdk.cluster.consumer_keys import (  # noqa: PLC0415 - lazy
+        CONSUMERS_PREFIX,
+        read_consumers,
+    )
+    from gazette_sdk.cluster.etcd import Etcd  # noqa: PLC0415 - lazy
+
+    async with aclosing(await Etcd.connect(etcd)) as client:
+        found = await read_consumers(client, CONSUMERS_PREFIX)
+    return {name: specs[0].process_spec.endpoint for name, specs in found.items() if specs}

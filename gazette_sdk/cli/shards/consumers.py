@@ -18,8 +18,13 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gazette_sdk.cli.client import SHARDS_BROKER_CLIENT, SHARDS_ZONE, open_broker, open_consumers
-from gazette_sdk.cli.dev_consumers import none_runs
+from gazette_sdk.cli.client import (
+    SHARDS_BROKER_CLIENT,
+    SHARDS_ZONE,
+    none_runs,
+    open_broker,
+    open_consumers,
+)
 from gazette_sdk.cli.formats import iec_bytes, write_table
 from gazette_sdk.cli.program import CommandFailedError, Invocation, explain
 from gazette_sdk.cli.shards.commands import DESCRIBE_CONSUMER, LIST_CONSUMERS

@@ -6,7 +6,7 @@ import asyncio
 import json
 
 from gazette_sdk import shard
-from gazette_sdk.cli.dev_consumers import find_consumer
+from gazette_sdk.cli.client import find_consumer
 from gazette_sdk.shard import EmbeddedConsumer
 
 
