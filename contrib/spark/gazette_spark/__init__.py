@@ -19,7 +19,7 @@ In reading order:
 - ``source``: the data source and its batch reads, and ``schema``: its columns
 - ``content``: what journals hold; ``planning``: ranges, several small ones for each task
 - ``range_read``: record batches of ranges, on executors
-- ``stream``: streaming reads. ``offsets``: what Spark stores, and the lag
+- ``stream``: streaming reads, their offsets, which Spark stores, and the lag
 - ``sink``: batch and streaming writes, by ``write_options``, and the producers of a worker
 - ``transaction_log``: what a writer has decided; ``transactions``: care of logs
 - ``pipelines``: whole jobs, which ``gazette spark`` runs
@@ -50,8 +50,8 @@ from gazette_spark.source import GazetteDataSource
 
 if TYPE_CHECKING:
     from gazette_spark import transactions
-    from gazette_spark.offsets import lag
     from gazette_spark.sink import partition_by_journal
+    from gazette_spark.stream import lag
 
 __all__ = ["GazetteDataSource", "lag", "partition_by_journal", "transactions"]
 
@@ -60,7 +60,7 @@ def __getattr__(name: str) -> object:
     """Import a name when it is first used: the processes that plan a query need none of them."""
     if name == "transactions":
         return importlib.import_module("gazette_spark.transactions")
-    module = {"lag": "offsets", "partition_by_journal": "sink"}.get(name)
+    module = {"lag": "stream", "partition_by_journal": "sink"}.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(f"gazette_spark.{module}"), name)

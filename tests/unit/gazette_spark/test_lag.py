@@ -7,7 +7,7 @@ import pytest
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.message.checkpoint import Checkpoint, ProducerState
 from gazette_spark import lag
-from gazette_spark.offsets import Position, StreamOffset
+from gazette_spark.stream import Position, StreamOffset
 
 
 def text(**offsets: int) -> str:
