@@ -17,7 +17,7 @@ In reading order:
 
 - ``options``: options of a read, connections by them, and errors as Spark shows them
 - ``source``: the data source and its batch reads, and ``schema``: its columns
-- ``content``: what journals hold; ``planning``: ranges, several small ones for each task
+- ``planning``: what journals hold, and ranges, several small ones for each task
 - ``range_read``: record batches of ranges, on executors
 - ``stream``: streaming reads, their offsets, which Spark stores, and the lag
 - ``sink``: batch and streaming writes, by ``write_options``, and the producers of a worker

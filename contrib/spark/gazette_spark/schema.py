@@ -17,9 +17,8 @@ from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.message.columns.schema import schema_of as arrow_schema_of
 from gazette_sdk.transport import Transport
 from gazette_sdk.transport import loop as sdk_loop
-from gazette_spark.content import JournalContent
 from gazette_spark.options import Options, load_message, open_transport
-from gazette_spark.planning import range_of
+from gazette_spark.planning import JournalContent, range_of
 from gazette_spark.range_read import RangeTransport
 
 METADATA_FIELDS = (

@@ -52,8 +52,8 @@ from gazette_sdk.protocol.labels import CONTENT_TYPE, value_of
 from gazette_sdk.transport import Transport
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.listing import NO_ANSWER, list_journals
-from gazette_spark.content import STOPPING, list_patiently, patiently
 from gazette_spark.options import clear_errors, load_message, open_transport
+from gazette_spark.planning import STOPPING, list_patiently, patiently
 from gazette_spark.transaction_log import (
     Commit,
     Fate,

@@ -57,7 +57,7 @@ class GazetteDataSource(DataSource):
             ConfigurationError: the class, or the sample, has no schema.
         """
         from gazette_sdk.transport import loop as sdk_loop
-        from gazette_spark.content import list_content
+        from gazette_spark.planning import list_content
         from gazette_spark.schema import (
             METADATA_FIELDS,
             fields_of_class,
@@ -138,8 +138,7 @@ class GazetteBatchReader(DataSourceReader):
     def partitions(self) -> list[ReadTask]:
         """Return the tasks that read all journals. Runs on the driver."""
         from gazette_sdk.transport import loop as sdk_loop
-        from gazette_spark.content import list_content
-        from gazette_spark.planning import Pruning, ranges_of, tasks_of
+        from gazette_spark.planning import Pruning, list_content, ranges_of, tasks_of
 
         with clear_errors():
             contents = sdk_loop.run(list_content(self._options))

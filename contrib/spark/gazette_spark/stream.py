@@ -52,22 +52,20 @@ from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.journal_reader import read_metadata
 from gazette_sdk.transport.listing import WatchedList
 from gazette_sdk.transport.loop import for_each
-from gazette_spark.content import (
+from gazette_spark.options import Options, clear_errors, open_transport
+from gazette_spark.planning import (
     CONCURRENT_LISTINGS_MAX,
     STOPPING,
     JournalContent,
-    Piece,
-    fragments_of,
-    patiently,
-    selector_of,
-)
-from gazette_spark.options import Options, clear_errors, open_transport
-from gazette_spark.planning import (
     JournalRange,
+    Piece,
     ReadTask,
     admitted,
+    fragments_of,
+    patiently,
     pieces_since,
     range_of,
+    selector_of,
     tasks_of,
     uncommitted_ranges,
 )

@@ -13,7 +13,7 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.transport.fragment_store import FragmentStoreTransport
 from gazette_sdk.transport.wire import ANYWHERE
-from gazette_spark import content, options
+from gazette_spark import options, planning
 from gazette_spark import stream as following
 from gazette_spark.source import GazetteBatchReader
 from support.spark_stores import N, Stream, options_of, store_history
@@ -42,7 +42,7 @@ class Failing(FragmentStoreTransport):
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> type[Failing]:
-    for module in (content, following):
+    for module in (planning, following):
         monkeypatch.setattr(module, "open_transport", Failing)
     cancelled, late = CallCancelledError("it stops"), DeadlineExceededError("it is late")
     monkeypatch.setattr(Failing, "list_failures", (cancelled, late))

@@ -20,9 +20,8 @@ from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_spark import planning
-from gazette_spark.content import JournalContent, Piece
 from gazette_spark.options import Options
-from gazette_spark.planning import Pruning, admitted, ranges_of, tasks_of
+from gazette_spark.planning import JournalContent, Piece, Pruning, admitted, ranges_of, tasks_of
 from support.spark_stores import batch_rows, random_history, store_history
 
 MIB = 1 << 20

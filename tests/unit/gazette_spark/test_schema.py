@@ -16,7 +16,7 @@ from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import loop as sdk_loop
-from gazette_spark.content import JournalContent, list_content
+from gazette_spark.planning import JournalContent, list_content
 from gazette_spark.schema import fields_of_class, fields_of_messages, sample_of
 from gazette_spark.source import GazetteDataSource
 from support.fragment_files import fragment_of, store_fragment
@@ -146,7 +146,7 @@ import sys
 import gazette_spark
 assert gazette_spark.GazetteDataSource.name() == "gazette"
 assert not {"gazette_sdk.transport", "gazette_sdk.message", "pydantic"} & sys.modules.keys()
-import gazette_spark.content, gazette_spark.planning
+import gazette_spark.planning, gazette_spark.planning
 assert not {"gazette_sdk.message", "pydantic"} & sys.modules.keys()
 from gazette_spark import lag, partition_by_journal, transactions
 assert callable(lag) and callable(partition_by_journal) and callable(transactions.complete)

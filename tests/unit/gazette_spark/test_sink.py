@@ -16,7 +16,7 @@ from gazette_sdk.errors import (
     UnavailableError,
     ValidationError,
 )
-from gazette_spark import content, sink
+from gazette_spark import planning, sink
 from gazette_spark.sink import GazetteBatchWriter, PreparedCommit, TaskTransaction
 from gazette_spark.write_options import WriteOptions
 from support.memory_transport import MemoryTransport
@@ -64,7 +64,7 @@ def test_a_task_waits_for_brokers_that_are_started_again(transport):
 
 
 def test_a_task_gives_up_brokers_that_do_not_come_back_and_says_which(transport, monkeypatch):
-    monkeypatch.setattr(content, "FAILING_MAX_S", 0.1)
+    monkeypatch.setattr(planning, "FAILING_MAX_S", 0.1)
     transport.failures = 1000
     with pytest.raises(UnavailableError, match="cannot connect to the brokers"):
         write(STREAM)
@@ -73,7 +73,7 @@ def test_a_task_gives_up_brokers_that_do_not_come_back_and_says_which(transport,
 
 def test_no_write_waits_for_frozen_brokers_without_end(transport, monkeypatch):
     monkeypatch.setattr(sink, "ANSWER_MAX_S", 0.05)
-    monkeypatch.setattr(content, "FAILING_MAX_S", 0.1)
+    monkeypatch.setattr(planning, "FAILING_MAX_S", 0.1)
     transport.is_frozen = True
     with pytest.raises(DeadlineExceededError, match="did not answer within"):
         write(STREAM)
