@@ -9,7 +9,7 @@ what was generated.
 
 - `fetch` reads the fragments' content, and does nothing with it: what the store costs
 - `export` is `gazette_spark.pipelines.export`, committed, in micro-batches of `--batch-mib`
-- `words` is `gazette_spark.pipelines.word_count` over the journals, committed
+- `words` is `gazette_spark.pipelines.batch` over the journals, committed
 - `words of lake` is the same over the Parquet files
 """
 

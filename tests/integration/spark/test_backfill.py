@@ -12,7 +12,7 @@ from gazette_sdk import Reader
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.errors import ConfigurationError
 from gazette_spark.pipelines import BackfilledFiles, backfill
-from gazette_spark.pipelines.backfill import _application_id
+from gazette_spark.pipelines.batch import _application_id
 from support.spark_writes import committed
 
 pytest_plugins = ["support.spark"]

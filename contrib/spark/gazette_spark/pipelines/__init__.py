@@ -2,15 +2,18 @@
 
 - ``lake``: journals to Parquet by date, hour and batch, incrementally (``export``), and many
   exported batches of an hour to one (``compact``)
-- ``backfill``: files of Parquet or JSON to journals
-- ``reconcile``: what two sets of journals do not have in common
-- ``word_count``: words of all history
+- ``batch``: batch jobs: files of Parquet or JSON to journals (``backfill``), what two sets of
+  journals do not have in common (``reconcile``), and words of all history (``word_count``)
 """
 
-from gazette_spark.pipelines.backfill import BackfilledFiles, backfill
+from gazette_spark.pipelines.batch import (
+    BackfilledFiles,
+    Reconciliation,
+    backfill,
+    reconcile,
+    word_count,
+)
 from gazette_spark.pipelines.lake import CompactedHour, ExportedBatch, compact, export
-from gazette_spark.pipelines.reconcile import Reconciliation, reconcile
-from gazette_spark.pipelines.word_count import word_count
 
 __all__ = [
     "BackfilledFiles",
