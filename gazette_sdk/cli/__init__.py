@@ -19,8 +19,6 @@ In reading order:
 - ``client``: Connections of tools to brokers and consumer processes, and their options (cli
   section 2).
 - ``completion``: ``completion``: scripts with which shells complete command lines.
-- ``edit_loop``: Editing of specs in the user's editor, until they are applied or discarded (cli
-  section 6).
 - ``serve``: ``gazette serve``: a production broker (cli section 3.1).
 - ``bench``: ``gazette bench``: measure a cluster as its users see it, and verify every message.
 - ``settings``: Options of commands, and those that several commands share.

@@ -20,8 +20,8 @@ from gazette_sdk.cli.client import (
     open_consumer,
     open_consumers,
 )
-from gazette_sdk.cli.edit_loop import edit
 from gazette_sdk.cli.formats import NONE, load, proto_text, write_table
+from gazette_sdk.cli.journals.specs import edit
 from gazette_sdk.cli.program import CommandFailedError, Invocation
 from gazette_sdk.cli.shards.commands import APPLY, EDIT, GENERATE, GROW
 from gazette_sdk.cli.shards.consumers import name_of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gazette_sdk.cli.edit_loop import edit, header, without_generated
+from gazette_sdk.cli.journals.specs import edit, header, without_generated
 from gazette_sdk.cli.program import CommandFailedError
 from gazette_sdk.errors import UnavailableError
 
