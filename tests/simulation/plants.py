@@ -15,7 +15,7 @@ from gazette_sdk.broker.failover import pause_guard
 from gazette_sdk.broker.fragments import persister
 from gazette_sdk.broker.fragments.index import Summary
 from gazette_sdk.broker.fragments.persister import Persister
-from gazette_sdk.broker.recovery import withheld
+from gazette_sdk.broker.recovery import etcd_history
 from gazette_sdk.broker.recovery.routes import LastRoutes
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.replication.pipeline import Pipeline
@@ -102,7 +102,7 @@ def _believe_etcd() -> None:
     async def compare(*_: object) -> Continuity:
         return Continuity.SAME
 
-    withheld.compare_history = compare
+    etcd_history.compare_history = compare
 
 
 def _wait_for_leases() -> None:

@@ -2,7 +2,7 @@
 
 Acknowledged bytes that no store has are on the brokers of a journal's last route alone. Which
 brokers these are follows from routes in Etcd and its history (`routes`, `etcd_history`), from the
-heads and spools of this broker's directory (`spools`, `withheld`), and from peers and stores, which
+heads and spools of this broker's directory (`spools`), and from peers and stores, which
 are asked (`peers`, `quarantine`). A :class:`Custody` owns these sources and answers four questions:
 
 ====================================================  ============================================
@@ -26,15 +26,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gazette_sdk.broker.fragments.persister import Persister
-from gazette_sdk.broker.recovery.etcd_history import EtcdHistory
-from gazette_sdk.broker.recovery.peers import PeerInventory, WaitingJournals
-from gazette_sdk.broker.recovery.quarantine import Quarantine, UnconfirmedSpools
-from gazette_sdk.broker.recovery.routes import LastRoutes, RecordedRoutes, RouteRecorder
-from gazette_sdk.broker.recovery.withheld import (
+from gazette_sdk.broker.recovery.etcd_history import (
+    EtcdHistory,
     WithheldSpools,
     withhold_missing,
     withhold_other_history,
 )
+from gazette_sdk.broker.recovery.peers import PeerInventory, WaitingJournals
+from gazette_sdk.broker.recovery.quarantine import Quarantine, UnconfirmedSpools
+from gazette_sdk.broker.recovery.routes import LastRoutes, RecordedRoutes, RouteRecorder
 from gazette_sdk.broker.replication.pipeline import Signal
 from gazette_sdk.broker.resolver import Resolver
 from gazette_sdk.broker.spool.directory import SpoolDirectory

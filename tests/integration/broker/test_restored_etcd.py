@@ -13,7 +13,7 @@ import pytest
 
 from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.process import Broker
-from gazette_sdk.broker.recovery import withheld
+from gazette_sdk.broker.recovery import etcd_history
 from gazette_sdk.broker.recovery.etcd_history import RevisionFile
 from gazette_sdk.broker.spool.directory import accept_etcd
 from gazette_sdk.cluster import etcd as etcd_module
@@ -70,7 +70,7 @@ async def _tool(name: str, *arguments: object) -> None:
 
 @pytest.fixture
 def restorable(tmp_path, monkeypatch):
-    monkeypatch.setattr(withheld, "POLL_S", 0.05)
+    monkeypatch.setattr(etcd_history, "POLL_S", 0.05)
     made = RestorableEtcd(tmp_path)
     made.server.start_blocking()
     yield made
@@ -156,7 +156,7 @@ def test_acknowledged_bytes_outlive_an_etcd_that_goes_back(which, restorable, tm
                 assert await client.read("a/known") == b"before and after!?"
                 assert await client.read("b/new") == b"acknowledged!?"
 
-    caplog.set_level(logging.ERROR, "gazette_sdk.broker.recovery.withheld")
+    caplog.set_level(logging.ERROR, "gazette_sdk.broker.recovery.etcd_history")
     run(scenario(), timeout_s=90)
 
 
@@ -238,7 +238,7 @@ def test_a_mirror_does_not_go_on_over_an_etcd_that_went_back(restorable, has_wat
 def test_a_journal_that_is_created_again_at_another_broker_goes_on_at_the_one_with_its_bytes(
     etcd, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(withheld, "POLL_S", 0.05)
+    monkeypatch.setattr(etcd_history, "POLL_S", 0.05)
 
     async def scenario():
         async with HandCluster(etcd, tmp_path) as cluster:
