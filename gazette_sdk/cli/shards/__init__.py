@@ -9,5 +9,6 @@ In reading order:
 - ``list``: ``gazctl shards list``, and what the commands of shards share.
 - ``logs``: ``gazctl shards prune``, ``recover``, ``state`` and ``unassign``.
 - ``reset``: ``gazctl shards reset``, ``skip`` and ``delete``.
-- ``specs``: ``gazctl shards apply``, ``edit`` and ``generate``, and ``gazctl topics grow``.
+- ``specs``: ``gazctl shards apply``, ``edit`` and ``generate``.
+- ``topics``: ``gazctl topics grow``: more partitions of a topic, which its readers allow.
 """

@@ -580,7 +580,7 @@ TOPICS = (
     Command(
         "topics grow",
         "Add partitions to a topic, unless states of shards would be split",
-        "gazette_sdk.cli.shards.specs:run_grow",
+        "gazette_sdk.cli.shards.topics:run_grow",
         (GROW,),
         in_doubt="partitions may have been created; `gazctl journals list` shows them",
         details=(
