@@ -52,7 +52,7 @@ def processor_s(pid: int) -> float:
 def main() -> None:
     """Measure, and print the figures."""
     options = arguments(__doc__ or "", journals=1000, seconds=60)
-    with cluster(journals(options.journals)) as running:
+    with cluster(journals(options.journals), journal_limit=options.journals + 1) as running:
         time.sleep(SETTLE_S)
         before, begun = processor_s(running.pid), time.monotonic()
         time.sleep(options.seconds)

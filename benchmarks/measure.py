@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gazette_sdk.adaptive_spin import new_loop
-from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.transport.loop import adopt_running_loop
 
@@ -203,14 +202,17 @@ class ClusterProcess:
 
 
 @contextmanager
-def cluster(
-    specs: str = "", *, durability: Durability = Durability.REPLICATED
-) -> Iterator[ClusterProcess]:
-    """Run a cluster with journals, over a temporary directory."""
+def cluster(specs: str = "", **config: Any) -> Iterator[ClusterProcess]:
+    """Run a cluster with journals, over a temporary directory.
+
+    Args:
+        specs: of the journals.
+        config: of the :class:`~gazette_sdk.embedded.EmbeddedCluster`.
+    """
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     with tempfile.TemporaryDirectory(prefix="gazette-bench-") as data:
-        process = context.Process(target=_serve, args=(data, specs, durability, there), daemon=True)
+        process = context.Process(target=_serve, args=(data, specs, config, there), daemon=True)
         process.start()
         there.close()  # so that its death is noticed here
         try:
@@ -221,15 +223,15 @@ def cluster(
             process.kill()
 
 
-def _serve(data: str, specs: str, durability: Durability, pipe: Connection) -> None:
+def _serve(data: str, specs: str, config: dict[str, Any], pipe: Connection) -> None:
     # As `gazette dev` does it, on the loop that it has.
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(_serve_here(data, specs, durability, pipe))
+        runner.run(_serve_here(data, specs, config, pipe))
 
 
-async def _serve_here(data: str, specs: str, durability: Durability, pipe: Connection) -> None:
+async def _serve_here(data: str, specs: str, config: dict[str, Any], pipe: Connection) -> None:
     adopt_running_loop()
-    async with EmbeddedCluster(data, durability=durability, sync_etcd=False) as running:
+    async with EmbeddedCluster(data, sync_etcd=False, **config) as running:
         if specs:
             await running.aapply(specs)
         pipe.send(running.address)

@@ -21,6 +21,7 @@ from typing import Literal
 
 from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.append.append import Appends
+from gazette_sdk.broker.append.common_case import is_at_rest
 from gazette_sdk.broker.append.pulse import Pulses
 from gazette_sdk.broker.departure import Departure, is_alone, until_alone
 from gazette_sdk.broker.failover.failover import Failover
@@ -403,7 +404,11 @@ class Broker:
                 self.persister.check_listed,
                 retention=lambda: retention if replica.is_primary else None,
             ),
-            pulse=Pulses(appends.append, auto_suspend=config.auto_suspend).run,
+            pulse=Pulses(
+                appends.append,
+                auto_suspend=config.auto_suspend,
+                is_at_rest=partial(is_at_rest, appends),
+            ).run,
             min_append_rate=config.min_append_rate,
             max_append_rate=config.max_append_rate,
             copy_unstored=UnstoredCopies(self.resolver, peers).run,

@@ -244,6 +244,23 @@ class Resolver:
             return None
         return resolution
 
+    def is_current(self, resolution: object, replica: Replica) -> bool:
+        """Return True if an append to our replica that resolves now would find the same.
+
+        The route is that of ``resolution``, which found the replica, and so is the journal's spec.
+        """
+        if not isinstance(resolution, Resolution) or self._replicas.is_stopped:
+            return False
+        item, current = resolution.item, self._keyspace.item(replica.journal)
+        return (
+            item is not None
+            and current is not None
+            and item.mod_revision == current.mod_revision
+            and resolution.invalidated is replica.signal
+            and not replica.signal.fired
+            and self._replicas.get(replica.journal) is replica
+        )
+
     def _admits(self, claims: Claims, item: JournalEntry) -> bool:
         """Return True if claims match a journal; matches are cached."""
         selector = claims.selector.SerializeToString()

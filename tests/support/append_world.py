@@ -191,6 +191,11 @@ class World:
             self.resolve_anew()
         return self._resolution
 
+    def is_current(self, resolution: object, replica: Replica) -> bool:
+        """As the resolver's."""
+        is_ours = resolution is self._resolution and self.is_local and self.status == pb.OK
+        return is_ours and not replica.signal.fired
+
     def has_route(self, _replica: Replica, header: pb.Header) -> bool:
         """As the resolver's."""
         return equivalent(header.route, self._resolution.header.route)

@@ -1,10 +1,13 @@
-"""The common case of an append, in one synchronous function (broker section 5).
+"""The common cases of appends and of pulses, in one synchronous function each (broker section 5).
 
 Most appends are small, arrive whole, and find their journal as the append before them left it:
 the same route, a free and synchronized pipeline, nothing to roll, nothing to wait for.
 :func:`append_now` performs such an append in one step. It takes its decisions from the same
 judgements as the append machine (`machine`), and declines whatever the machine would answer
 otherwise than by a commit. It declines without any effect; the machine runs the append then.
+
+Most pulses find a journal without peers as the pulse before them left it. :func:`is_at_rest`
+recognizes it, so that a broker with thousands of idle journals need not run the machine for each.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -37,6 +40,7 @@ from gazette_sdk.broker.replication.pipeline import Pipeline
 from gazette_sdk.broker.spool.spool import Spool
 from gazette_sdk.cluster.lease import BOOT_CLOCK
 from gazette_sdk.errors import UnauthenticatedError, ValidationError
+from gazette_sdk.fragment.health import StoreHealth
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability, Claims
 from gazette_sdk.protocol.fragments import set_sum
@@ -167,12 +171,7 @@ def append_now(
     if earlier is not None and earlier is not pipeline:
         return None
     may_go_on = not pipeline.streams or _may_await(pipeline, claims, now)
-    lease = shared.known_lease
-    boot_s = time.clock_gettime(BOOT_CLOCK)
-    is_alive = (
-        boot_s < lease.until_boot_s and lease.since_wall_s <= time.time() < lease.until_wall_s
-    )
-    if not (may_go_on and is_alive):
+    if not (may_go_on and _is_alive(shared.known_lease)):
         return None
 
     spool = pipeline.spool
@@ -201,6 +200,60 @@ def append_now(
     return StartedAppend(encoded, pipeline, answers, shared.known_lease)
 
 
+_PULSES: Mapping[int, pb.AppendRequest] = {
+    mode: pb.AppendRequest(suspend=mode)
+    for mode in (pb.AppendRequest.SUSPEND_NO_RESUME, pb.AppendRequest.SUSPEND_IF_FLUSHED)
+}
+"""Opening requests of pulses, by their mode."""
+
+
+def is_at_rest(shared: Appends, replica: Replica, mode: int) -> bool:
+    """Return True if a pulse of a journal that has no peers would do nothing.
+
+    An earlier append has found the same route ready, and all is committed, acknowledged and
+    reported. There is nothing to close, to flush or to suspend, and the store is healthy. A journal
+    with peers is never at rest: a pulse tests them.
+
+    Args:
+        shared: what all appends of the broker share.
+        replica: of the journal, whose primary we are.
+        mode: the pulse's ``AppendRequest.Suspend``.
+    """
+    ready, index = replica.ready, replica.index
+    if (
+        ready is None
+        or ready.pipeline.streams
+        or not replica.pipeline.free
+        or not index.first_refresh.is_set()
+        or not shared.resolver.is_current(ready.resolution, replica)
+        or shared.refusal(replica.journal)
+        or not _is_alive(shared.known_lease)
+    ):
+        return False
+    health = _store_health(shared, ready.terms)
+    if health is not None and health.error is not None:
+        return False
+    spool, terms, now = ready.pipeline.spool, ready.terms, shared.now()
+    fragment = spool.fragment
+    if (
+        replica.agreed is None
+        or replica.agreed.end != fragment.end
+        or replica.write_head.value != fragment.end
+        or replica.head_is_known != (fragment.end > 0)
+        or index.acknowledged_end < fragment.end
+    ):
+        return False
+    verdict = judge_preconditions(
+        _PULSES[mode], terms, spool.registers, fragment, index.summary(), now=now
+    )
+    is_refused = verdict.input is Input.REFUSED and verdict.status == pb.SUSPENDED
+    if not (is_refused or (verdict.input is Input.AGREED and not verdict.roll_to)):
+        return False
+    if fragment.begin == fragment.end:
+        return fragment.compression_codec == terms.codec
+    return next_proposal(fragment, spool.first_append_s, terms, roll_to=0, now=now) is fragment
+
+
 def _ready_replica(shared: Appends, request: pb.AppendRequest, claims: Claims) -> Replica | None:
     """Return our replica, if the machine would get to the preconditions without waiting.
 
@@ -222,22 +275,41 @@ def _ready_replica(shared: Appends, request: pb.AppendRequest, claims: Claims) -
     ready = replica.ready
     if ready is None or ready.resolution is not resolution or resolution.invalidated.fired:
         return None
-    store = ready.terms.store
-    if store is not None:
-        # Looked up by URL each time: an instance which failed or was swept is replaced.
-        health = shared.stores.health(store)
-        health.request_soon()
-        if health.error is not None and not (
+    health = _store_health(shared, ready.terms)
+    if (
+        health is not None
+        and health.error is not None
+        and not (
             replica.head_is_known
             and continues_without(
                 health,
                 asyncio.get_running_loop().time(),
                 has_peers=bool(ready.pipeline.streams),
             )
-        ):
-            return None
+        )
+    ):
+        return None
     is_head_known = replica.index.first_refresh.is_set() or replica.head_is_known
     return replica if replica.pipeline.free and is_head_known else None
+
+
+def _store_health(shared: Appends, terms: Terms) -> StoreHealth | None:
+    """Return the health of a journal's first store, if it has one, and request its next check.
+
+    Looked up by URL each time: an instance which failed or was swept is replaced.
+    """
+    if terms.store is None:
+        return None
+    health = shared.stores.health(terms.store)
+    health.request_soon()
+    return health
+
+
+def _is_alive(lease: KnownLease) -> bool:
+    return (
+        time.clock_gettime(BOOT_CLOCK) < lease.until_boot_s
+        and lease.since_wall_s <= time.time() < lease.until_wall_s
+    )
 
 
 def _may_await(pipeline: Pipeline, claims: Claims, now: float) -> bool:

@@ -26,6 +26,9 @@ from gazette_sdk.transport.wire import AppendItem
 PULSE_PERIOD_S = 60.0
 """Time between pulses of a journal, give or take a tenth: so that journals do not pulse at once."""
 
+RESOLUTION_S = 1.0
+"""Time within which the pulses that are due are made together; less for a short wait."""
+
 PULSE_RETRY_S = 0.5
 """Time from a pulse that failed to the next one; it doubles with each further failure."""
 
@@ -65,6 +68,40 @@ def pulse_mode(undisturbed: int, *, auto_suspend: bool) -> int:
     return pb.AppendRequest.SUSPEND_NO_RESUME
 
 
+class Waits:
+    """Waits with a timeout. Those that end within one second share a timer of the loop.
+
+    A process with thousands of idle journals wakes once for all pulses that are due, and the loop's
+    heap stays short.
+    """
+
+    __slots__ = ("_by_end",)
+
+    def __init__(self) -> None:
+        self._by_end: dict[float, set[asyncio.Future[bool]]] = {}
+
+    def add(self, wait: asyncio.Future[bool], timeout_s: float) -> set[asyncio.Future[bool]]:
+        """Let a wait return False after a timeout, or up to a second later.
+
+        Returns:
+            the waits that end then. One that has ended before is removed from them.
+        """
+        loop = asyncio.get_running_loop()
+        resolution_s = min(RESOLUTION_S, timeout_s / 10)
+        at = math.ceil((loop.time() + timeout_s) / resolution_s) * resolution_s
+        waits = self._by_end.get(at)
+        if waits is None:
+            waits = self._by_end[at] = set()
+            loop.call_at(at, self._end, at)
+        waits.add(wait)
+        return waits
+
+    def _end(self, at: float) -> None:
+        for wait in self._by_end.pop(at):
+            if not wait.done():
+                wait.set_result(False)
+
+
 @dataclass(frozen=True, slots=True)
 class Pulses:
     """Maker of the pulses of a broker's replicas.
@@ -72,12 +109,15 @@ class Pulses:
     Attributes:
         append: appends to a journal.
         auto_suspend: True if idle journals are suspended.
+        is_at_rest: returns True if a pulse of a mode would do nothing: then none is made.
         jitter: a random number of [0, 1).
     """
 
     append: AppendCall
     auto_suspend: bool
+    is_at_rest: Callable[[Replica, int], bool] = field(default=lambda *_: False)
     jitter: Callable[[], float] = field(default=random.random)
+    _waits: Waits = field(default_factory=Waits)
 
     async def run(self, replica: Replica) -> None:
         """Pulse at once, at each change of the journal's assignments, and every minute.
@@ -92,7 +132,10 @@ class Pulses:
             replica.pulse_wanted = False
             if replica.is_primary:
                 mode = pulse_mode(undisturbed, auto_suspend=self.auto_suspend)
-                if await self._pulse(replica.journal, mode, is_settled=undisturbed > 0):
+                is_settled = undisturbed > 0
+                if self.is_at_rest(replica, mode) or await self._pulse(
+                    replica.journal, mode, is_settled=is_settled
+                ):
                     failures = 0
                 else:
                     failures += 1
@@ -100,7 +143,8 @@ class Pulses:
             if replica.pulse_wanted and not failures:
                 undisturbed = 0  # a pipeline ended meanwhile
             else:
-                undisturbed = 0 if await _is_woken(replica, signal, period_s) else undisturbed + 1
+                is_woken = await _is_woken(replica, signal, period_s, self._waits)
+                undisturbed = 0 if is_woken else undisturbed + 1
 
     async def _pulse(self, journal: str, mode: int, *, is_settled: bool) -> bool:
         """Make one pulse. Return False if it failed without a response.
@@ -139,24 +183,23 @@ async def _nothing() -> AsyncIterator[AppendItem]:
     yield pb.AppendRequest()
 
 
-async def _is_woken(replica: Replica, signal: Signal, timeout_s: float) -> bool:
+async def _is_woken(replica: Replica, signal: Signal, timeout_s: float, waits: Waits) -> bool:
     """Wait until the replica wants a pulse, or its signal fires. Return False after the timeout.
 
-    It costs no task, as there is one wait per journal.
+    It costs no task and no timer, as there is one wait per journal.
     """
-    loop = asyncio.get_running_loop()
-    woken: asyncio.Future[bool] = loop.create_future()
+    woken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
-    def wake(is_wanted: bool = True) -> None:  # noqa: FBT001, FBT002 - a callback
+    def wake() -> None:
         if not woken.done():
-            woken.set_result(is_wanted)
+            woken.set_result(True)
 
-    timer = loop.call_later(timeout_s, wake, False)
+    ending = waits.add(woken, timeout_s)
     handle = signal.on_fire(wake)
     replica.wake_pulse = wake
     try:
         return await woken
     finally:
-        timer.cancel()
+        ending.discard(woken)
         signal.forget(handle)
         replica.wake_pulse = None

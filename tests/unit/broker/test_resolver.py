@@ -249,6 +249,37 @@ def test_a_resolution_is_cached_until_something_changes(tmp_path):
     run(scenario())
 
 
+def test_a_resolution_is_current_while_its_journal_stays_the_same(tmp_path):
+    async def scenario():
+        async with topology(tmp_path) as made:
+            resolver, options = made.resolver, {"require_primary": True}
+            replica = resolver.replica("primary/journal")
+
+            async def resolve():
+                return await made.resolve("primary/journal", **options)
+
+            resolution = await resolve()
+            assert resolver.is_current(resolution, replica)
+            assert not resolver.is_current(None, replica)
+            other = await made.resolve("replica/journal", **options)
+            assert not resolver.is_current(other, replica)
+
+            made.mirror.put(dict([made.mirror.item(journal_spec("another/journal"))]))
+            assert resolver.is_current(resolution, replica), "though it is not cached any more"
+            made.mirror.put(dict([made.mirror.item(journal_spec("primary/journal"))]))
+            assert not resolver.is_current(resolution, replica), "the spec was written"
+            resolution = await resolve()
+            assert resolver.is_current(resolution, replica)
+            made.mirror.put(made.assignments("primary/journal", "local", "peer"))
+            assert not resolver.is_current(resolution, replica), "the route was written"
+            resolution = await resolve()
+            assert resolver.is_current(resolution, replica)
+            resolver.stop_local()
+            assert not resolver.is_current(resolution, replica)
+
+    run(scenario())
+
+
 def test_an_unknown_journal_is_not_remembered(tmp_path):
     async def scenario():
         async with setup(tmp_path) as made:

@@ -12,7 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gazette_sdk.broker.append.common_case import OPENING_BYTES_MAX, InlineAppends, append_now
+from gazette_sdk.broker.append.common_case import (
+    OPENING_BYTES_MAX,
+    InlineAppends,
+    append_now,
+    is_at_rest,
+)
 from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.broker.spool.files import LARGE_CHUNK_BYTES
 from gazette_sdk.fragment.health import CHECK_PENDING
@@ -171,6 +176,138 @@ async def both(worlds: list[World], kind: dict[str, Any], length: int) -> None:
             response.ClearField("delayed_chunks")  # depends on the time since the last append
     assert found[0] == found[1]
     assert worlds[0].state() == worlds[1].state()
+
+
+# ------------------------------------------------------------------------- pulses
+
+PULSE_MODES = [pb.AppendRequest.SUSPEND_NO_RESUME, pb.AppendRequest.SUSPEND_IF_FLUSHED]
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(steps=STEPS, durability=st.sampled_from([*Durability]))
+def test_a_pulse_of_a_journal_at_rest_would_do_nothing(steps, durability):
+    with tempfile.TemporaryDirectory() as root:
+        run(pulsed(Path(root), steps, durability))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_pulse_after_each_change_does_nothing_where_the_journal_is_at_rest(change, tmp_path):
+    run(pulsed(tmp_path, [({}, 7), CHANGES[8], change, ({}, 7), change], Durability.REPLICATED))
+
+
+async def pulsed(root: Path, steps: Any, durability: Durability) -> None:
+    """Compare a world before and after the machine's pulse, wherever none is needed."""
+    world = World(root, durability=durability)
+    for step in [({}, 5), ({}, 5), *steps]:
+        if callable(step):
+            step(world)
+        else:
+            kind, length = step
+            await world.append(request_of(world, kind), b"x" * length)
+        for mode in PULSE_MODES:
+            if is_at_rest(world.shared, world.replica, mode):
+                before = everything_of(world)
+                response = await world.append(pulse_of(mode), b"")
+                assert response.status in {pb.OK, pb.SUSPENDED}
+                assert everything_of(world) == before
+                assert is_at_rest(world.shared, world.replica, mode)
+    await world.close()
+
+
+def everything_of(world: World) -> Any:
+    replica = world.replica
+    return (
+        world.state(),
+        world.spec.SerializeToString(deterministic=True),
+        world.spool.first_append_s,
+        replica.index.acknowledged_end,
+        replica.head_is_known,
+        replica.write_head.value,
+        replica.pipeline.peek(),
+    )
+
+
+def pulse_of(mode: int) -> pb.AppendRequest:
+    return pb.AppendRequest(journal=JOURNAL, do_not_proxy=True, suspend=mode)
+
+
+RESTLESS: dict[str, Callable[[World], object]] = {
+    "no append yet": lambda world: setattr(world.replica, "ready", None),
+    "pipeline in use": lambda world: world.replica.pipeline.take_now(),
+    "stores not listed": lambda world: world.replica.index.first_refresh.clear(),
+    "store unhealthy": lambda world: _fail_store(world, "down"),
+    "another route": lambda world: world.change_route(),
+    "another spec": lambda world: _set_spec(world, flags=pb.JournalSpec.O_RDWR),
+    "another codec": lambda world: (
+        _set_spec(world, compression_codec=pb.GZIP),
+        world.replica.ready.terms.spec.CopyFrom(world.spec),
+    ),
+    "not primary": lambda world: _resolve_to(world, pb.NOT_JOURNAL_PRIMARY_BROKER, True),
+    "stored content that is missing here": lambda world: world.list_fragment(0, 1000),
+    "lease that may have ended": lambda world: world.shared.known_lease.lost(),
+    "content that no one acknowledged": lambda world: setattr(world.replica, "agreed", None),
+}
+
+
+@pytest.mark.parametrize("change", RESTLESS.values(), ids=RESTLESS)
+def test_a_journal_that_a_pulse_may_change_is_not_at_rest(change, tmp_path):
+    async def scenario(world):
+        mode = pb.AppendRequest.SUSPEND_NO_RESUME
+        assert is_at_rest(world.shared, world.replica, mode)
+        change(world)
+        assert not is_at_rest(world.shared, world.replica, mode)
+
+    with_world(tmp_path, scenario)
+
+
+def test_a_journal_with_peers_is_never_at_rest_since_a_pulse_tests_them(tmp_path):
+    async def scenario(world):
+        assert not is_at_rest(world.shared, world.replica, pb.AppendRequest.SUSPEND_NO_RESUME)
+
+    with_world(tmp_path, scenario, replication=2)
+
+
+def test_a_pulse_closes_the_first_fragment_of_a_journal(tmp_path):
+    async def scenario():
+        world, mode = World(tmp_path / "spools"), pb.AppendRequest.SUSPEND_NO_RESUME
+        await world.append(pb.AppendRequest(journal=JOURNAL), b"first")
+        assert not is_at_rest(world.shared, world.replica, mode)
+        await world.append(pulse_of(mode), b"")
+        assert world.spool.fragment.begin == 5
+        assert is_at_rest(world.shared, world.replica, mode)
+        await world.close()
+
+    run(scenario())
+
+
+def test_a_pulse_flushes_at_the_journal_s_interval(tmp_path):
+    async def scenario(world):
+        _set_spec(world, flush_interval=60)
+        await world.append(pb.AppendRequest(journal=JOURNAL), b"content")
+        mode = pb.AppendRequest.SUSPEND_NO_RESUME
+        assert is_at_rest(world.shared, world.replica, mode)
+        _advance(world, 60.0)
+        assert not is_at_rest(world.shared, world.replica, mode)
+        await world.append(pulse_of(mode), b"")
+        assert world.spool.fragment.begin == world.spool.fragment.end
+        assert is_at_rest(world.shared, world.replica, mode)
+
+    with_world(tmp_path, scenario)
+
+
+def test_an_idle_journal_is_suspended_by_a_pulse(tmp_path):
+    async def scenario(world):
+        mode = pb.AppendRequest.SUSPEND_IF_FLUSHED
+        assert is_at_rest(world.shared, world.replica, mode), "its content is not stored"
+        world.list_fragment(0, world.spool.fragment.end)
+        _advance(world, 25 * 60 * 60.0)
+        assert not is_at_rest(world.shared, world.replica, mode)
+        assert (await world.append(pulse_of(mode), b"")).status == pb.SUSPENDED
+        assert world.spec.suspend.level == pb.JournalSpec.Suspend.PARTIAL
+        assert is_at_rest(world.shared, world.replica, mode)
+        assert is_at_rest(world.shared, world.replica, pb.AppendRequest.SUSPEND_NO_RESUME)
+
+    with_world(tmp_path, scenario)
 
 
 # ------------------------------------------------------------------------- by hand

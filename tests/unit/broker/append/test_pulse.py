@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from gazette_sdk.broker.append import pulse as pulse_module
-from gazette_sdk.broker.append.pulse import SUSPEND_AFTER_PULSES, Pulses, pulse_mode
+from gazette_sdk.broker.append.pulse import SUSPEND_AFTER_PULSES, Pulses, Waits, pulse_mode
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.replication.pipeline import Signal
 from gazette_sdk.broker.resolver import StoppingError
@@ -188,7 +188,7 @@ def test_a_pulse_that_failed_is_tried_again_soon(monkeypatch):
 def test_a_pulse_that_failed_often_is_tried_again_within_seconds(monkeypatch):
     pauses = []
 
-    async def is_woken(replica, signal, timeout_s):
+    async def is_woken(replica, signal, timeout_s, waits):
         pauses.append(timeout_s)
         if len(pauses) == 12:
             signal.fire()
@@ -236,5 +236,50 @@ def test_a_pulse_that_is_wanted_while_one_runs_follows_it(monkeypatch, outcome, 
         assert len(recorder.requests) == pulses
         replica.signal.fire()
         await running
+
+    run(scenario())
+
+
+def test_journals_at_rest_are_not_pulsed_until_something_changes(monkeypatch):
+    monkeypatch.setattr(pulse_module, "PULSE_PERIOD_S", 0.01)
+
+    async def scenario():
+        recorder, replica, asked = Recorder(), FakeReplica(), []
+
+        def is_at_rest(found, mode):
+            assert found is replica
+            asked.append(mode)
+            return len(recorder.requests) > 0 and len(asked) < SUSPEND_AFTER_PULSES + 3
+
+        pulses = Pulses(recorder.append, auto_suspend=True, is_at_rest=is_at_rest)
+        running = asyncio.ensure_future(pulses.run(replica))
+        await recorder.reach(2)
+        assert len(asked) == SUSPEND_AFTER_PULSES + 3
+        assert asked[0] == Mode.SUSPEND_NO_RESUME
+        assert asked[-1] == recorder.requests[-1].suspend == Mode.SUSPEND_IF_FLUSHED
+        replica.signal.fire()
+        await running
+
+    run(scenario())
+
+
+def test_waits_that_end_within_a_second_share_a_timer():
+    async def scenario():
+        loop = asyncio.get_running_loop()
+        timers = []
+        loop.call_at = lambda when, ring, *given: timers.append((when, ring, given))
+        waits = Waits()
+        now = loop.time()
+        futures = [loop.create_future() for _ in range(1000)]
+        for number, future in enumerate(futures):
+            waits.add(future, 60.0 + number / 1000)
+        assert len(timers) <= 2
+        assert all(now + 60.0 <= when <= now + 62.5 for when, _, _ in timers)
+        futures[0].set_result(True)
+        futures[1].cancel()
+        for _, ring, given in timers:
+            ring(*given)
+        assert futures[0].result() is True
+        assert [future.result() for future in futures[2:]] == [False] * 998
 
     run(scenario())
