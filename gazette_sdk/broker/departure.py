@@ -41,9 +41,17 @@ def is_alone(keyspace: BrokerKeySpace, local_id: pb.ProcessSpec.ID) -> bool:
     )
 
 
-async def until_alone(keyspace: BrokerKeySpace, local_id: pb.ProcessSpec.ID) -> None:
-    """Wait until no other broker is a member that could take journals."""
-    while not is_alone(keyspace, local_id):
+async def until_none_stays(keyspace: BrokerKeySpace, local_id: pb.ProcessSpec.ID) -> None:
+    """Wait until no other broker is a member that could take journals, and does not drain.
+
+    Brokers that all drain would wait for each other for ever, such as those of one machine.
+    """
+    while any(
+        (entry.zone, entry.suffix) != (local_id.zone, local_id.suffix)
+        and entry.value.journal_limit > 0
+        and not entry.value.exiting
+        for entry in keyspace.members()
+    ):
         await keyspace.wait_for_update()
 
 

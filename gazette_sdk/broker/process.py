@@ -23,7 +23,7 @@ from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.append.append import Appends
 from gazette_sdk.broker.append.common_case import is_at_rest
 from gazette_sdk.broker.append.pulse import Pulses
-from gazette_sdk.broker.departure import Departure, is_alone, until_alone
+from gazette_sdk.broker.departure import Departure, is_alone, until_none_stays
 from gazette_sdk.broker.failover.failover import Failover
 from gazette_sdk.broker.fragments.persister import Persister
 from gazette_sdk.broker.fragments.refresh import Retention, UnstoredCopies, refresh_index
@@ -503,8 +503,8 @@ class Broker:
 
         The allocator moves this broker's journals to others; :attr:`ended` is done when none is
         left. While too few members would remain for a journal's replication, this broker keeps
-        its journals. It is done at once where no other broker is left that could take them:
-        :meth:`stop` then stores all of their content.
+        its journals. It is done at once where no other broker is left that could take them, or all
+        others drain, too: :meth:`stop` then stores all of their content.
 
         Raises:
             EtcdError: it could not be announced.
@@ -512,7 +512,7 @@ class Broker:
         if self._membership is not None:
             self.persister.set_exiting()
             await self._membership.set_exiting()
-            self._member.run("leaving alone", self._end_when_alone())
+            self._member.run("leaving alone", self._end_when_none_stays())
 
     async def stop(self, *, persist_timeout_s: float = PERSIST_TIMEOUT_S) -> None:
         """End streams, replicas, uploads, membership and connections, in this order. Bounded.
@@ -578,8 +578,8 @@ class Broker:
         if self._spools is not None:
             await asyncio.to_thread(self._spools.close)
 
-    async def _end_when_alone(self) -> None:
-        await until_alone(self.keyspace, self._id)
+    async def _end_when_none_stays(self) -> None:
+        await until_none_stays(self.keyspace, self._id)
         if not self.ended.done():
             _log.info("no other broker can take the journals over: all content is stored instead")
             self._member.end()

@@ -20,6 +20,7 @@ In reading order:
   section 2).
 - ``completion``: ``completion``: scripts with which shells complete command lines.
 - ``serve``: ``gazette serve``: a production broker (cli section 3.1).
+- ``processes``: Members of a cluster on one machine: a parent process, and a child for each.
 - ``bench``: ``gazette bench``: measure a cluster as its users see it, and verify every message.
 - ``settings``: Options of commands, and those that several commands share.
 - ``attach_uuids``: ``gazctl attach-uuids`` (cli section 9).

@@ -11,9 +11,11 @@ from gazette_sdk.cli.program import Command, Program
 from gazette_sdk.cli.settings import (
     BENCH,
     BENCH_CLUSTER,
+    BROKER_PROCESSES,
     CONSUMER,
     CONSUMER_BROKER,
     CONSUMER_ETCD,
+    CONSUMER_PROCESSES,
     DEV,
     DEV_CONTROL,
     DOCTOR,
@@ -29,14 +31,17 @@ _SERVE = Command(
     "serve",
     "Serve journals as a broker of a cluster",
     "gazette_sdk.cli.serve:run",
-    (BROKER, ETCD, DEBUG, LOGGING),
+    (BROKER, BROKER_PROCESSES, ETCD, DEBUG, LOGGING),
     details=(
         "gRPC and HTTP share one port. Without --broker.host, or with a loopback name, only this "
         "machine is served; any other name is advertised, and all interfaces are served.\n\n"
         "SIGTERM or Ctrl-C drain the broker: its journals move to other brokers, its spools are "
-        "stored, and it ends with status 0. This needs other brokers with room; only the last one "
-        "of a cluster ends without. Further signals change nothing, except SIGQUIT: the broker "
-        "stores its spools for at most ten seconds and ends, without a drain."
+        "stored, and it ends with status 0. This needs other brokers with room; only the last ones "
+        "of a cluster end without. Further signals change nothing, except SIGQUIT: the broker "
+        "stores its spools for at most ten seconds and ends, without a drain.\n\n"
+        "A broker uses one processor core. With --processes N there are N brokers on this machine, "
+        "with ids ID-1 to ID-N, the next N ports, and spool directories DIR/ID-1 to DIR/ID-N. This "
+        "process starts them, passes signals on to them, and starts one that ends by itself again."
     ),
     examples=(
         (
@@ -47,6 +52,10 @@ _SERVE = Command(
             "gazette serve --broker.host 10.0.0.7 --broker.spool-dir /spools --etcd.address http://etcd:2379",
             "a broker of a cluster",
         ),
+        (
+            "gazette serve --processes auto --broker.id host-7 --broker.port 8080",
+            "a broker for each core: host-7-1 at port 8080, host-7-2 at port 8081",
+        ),
     ),
     is_service=True,
 )
@@ -55,7 +64,7 @@ _RUN_CONSUMER = Command(
     "run-consumer",
     "Run shards of an application, with other processes that run the same one",
     "gazette_sdk.cli.run_consumer:run",
-    (CONSUMER, CONSUMER_ETCD, CONSUMER_BROKER, DEBUG, LOGGING),
+    (CONSUMER, CONSUMER_PROCESSES, CONSUMER_ETCD, CONSUMER_BROKER, DEBUG, LOGGING),
     details=(
         "APPLICATION is a function decorated with shard.handler, or a subclass of "
         "shard.Application, in the Python module MODULE, which is also looked for in the current "
@@ -63,7 +72,9 @@ _RUN_CONSUMER = Command(
         "its shards: start another one to have less for each, and to take over when one dies.\n\n"
         "SIGTERM or Ctrl-C drain the process: its shards move to other processes, and it ends with "
         "status 0. Further signals change nothing, except SIGQUIT: the process ends, without a "
-        "drain."
+        "drain.\n\n"
+        "A process uses one processor core for most of its work. With --processes N there are N of "
+        "them on this machine, with ids ID-1 to ID-N and the next N ports."
     ),
     examples=(
         ("gazette run-consumer orders:totals", "with the brokers and the Etcd of `gazette dev`"),
@@ -71,6 +82,7 @@ _RUN_CONSUMER = Command(
             "gazette run-consumer orders:totals --etcd.address http://etcd:2379",
             "with the Etcd of another cluster, and the broker of GAZETTE_ADDRESS",
         ),
+        ("gazette run-consumer orders:totals --processes auto", "one process for each core"),
     ),
     arguments="MODULE:APPLICATION",
     arguments_min=1,
@@ -262,7 +274,7 @@ _PRINT_CONFIG = Command(
     "print-config",
     "Print the effective configuration of `serve` as an INI file",
     "gazette_sdk.cli.settings:run",
-    (BROKER, ETCD, DEBUG, LOGGING, PRINT_CONFIG),
+    (BROKER, BROKER_PROCESSES, ETCD, DEBUG, LOGGING, PRINT_CONFIG),
     details="Defaults are comments. Keys and tokens are shown with --show-secrets only.",
     examples=(("gazette print-config > gazette.ini", "write a first INI file"),),
 )

@@ -53,6 +53,9 @@ FAILED = 1
 TIMED_OUT = 124
 """Exit status of a command that ``--timeout`` ended, as of timeout(1)."""
 
+MEMBER_VARIABLE = "GAZETTE_MEMBER"
+"""Environment variable of one of several members on a machine: its id, which its log has."""
+
 _log = logging.getLogger("gazette_sdk.cli")
 
 
@@ -529,7 +532,8 @@ def _configure_log(invocation: Invocation) -> bool:
         if isinstance(values, LoggingSettings):
             from gazette_sdk.server.logging import configure_logging  # noqa: PLC0415 - lazy
 
-            configure_logging(values.level, values.format)
+            member = invocation.environ.get(MEMBER_VARIABLE, "")
+            configure_logging(values.level, values.format, member=member)
             return values.format == "json"
     return False
 

@@ -12,12 +12,14 @@ from typing import Any, NoReturn
 
 from gazette_sdk.cli.application import import_application
 from gazette_sdk.cli.client import check_address
+from gazette_sdk.cli.processes import options_of_members, run_members
 from gazette_sdk.cli.program import FAILED, Invocation, report
 from gazette_sdk.cli.serve import Identity, serve_until_drained
 from gazette_sdk.cli.settings import (
     CONSUMER,
     CONSUMER_BROKER,
     CONSUMER_ETCD,
+    CONSUMER_PROCESSES,
     ConsumerBrokerSettings,
     ConsumerEtcdSettings,
     ConsumerSettings,
@@ -56,9 +58,10 @@ async def run(invocation: Invocation) -> None:
         GazetteError: the application cannot be imported, or the process cannot start or has
             failed, for example by losing its lease.
 
+    With ``--processes`` there are several processes of shards, and this one is their parent.
+
     A process whose handlers do not return is ended here, with the status of a failure.
     """
-    application = import_application(invocation.arguments[0])
     given = invocation.settings(CONSUMER)
     given = given.model_copy(update={"id": given.id or pet_name()})
     settings = with_secrets(CONSUMER, given)
@@ -68,6 +71,12 @@ async def run(invocation: Invocation) -> None:
     authority_for(settings.auth_keys)  # report malformed keys before binding a port
     check_files(CONSUMER, settings)
     check_files(CONSUMER_ETCD, etcd)
+    count = invocation.settings(CONSUMER_PROCESSES).count
+    if count > 1:
+        members = options_of_members(given, invocation.settings(DEBUG), count)
+        await run_members(invocation, "run-consumer", members)
+        return
+    application = import_application(invocation.arguments[0])
     is_of_dev = not etcd.address
     if is_of_dev:
         found = await asyncio.to_thread(

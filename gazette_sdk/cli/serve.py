@@ -16,7 +16,9 @@ from typing import Any, Protocol
 from gazette_sdk.broker.api.served import ServedBroker
 from gazette_sdk.broker.process import BrokerConfig
 from gazette_sdk.broker.spool.directory import Durability, accept_etcd
+from gazette_sdk.cli.processes import options_of_members, run_members
 from gazette_sdk.cli.program import Invocation
+from gazette_sdk.cli.settings import BROKER_PROCESSES
 from gazette_sdk.cluster.etcd_server import safety_warning
 from gazette_sdk.errors import ConfigurationError, LeaseLostError
 from gazette_sdk.local_cluster.broker import DEV_VARIABLE
@@ -145,6 +147,8 @@ QUIT_GRACE_S = 2.0
 async def run(invocation: Invocation) -> None:
     """Serve until SIGTERM or SIGINT, then drain. After SIGQUIT there is no drain.
 
+    With ``--processes`` there are several brokers, and this process is their parent.
+
     Raises:
         GazetteError: the broker cannot start, or has failed, for example by losing its lease.
     """
@@ -155,6 +159,11 @@ async def run(invocation: Invocation) -> None:
     check_files(BROKER, settings)
     check_files(ETCD, etcd)
     _spool_dir(settings)
+    count = invocation.settings(BROKER_PROCESSES).count
+    if count > 1:
+        members = options_of_members(given, invocation.settings(DEBUG), count)
+        await run_members(invocation, "serve", members)
+        return
     groups: tuple[Group[Any], ...] = (BROKER, ETCD, DEBUG)
     configuration = {
         group.title: public_values(group, invocation.settings(group)) for group in groups

@@ -8,7 +8,10 @@ the effective configuration as an INI file.
 
 from __future__ import annotations
 
+import math
+import os
 import sys
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -242,6 +245,54 @@ SHOW_TOKEN = Group("token.show", ShowTokenSettings, env_prefix="")
 CHECK_KEYS = Group("keys.check", CheckKeysSettings)
 DEV = Group("dev", DevSettings)
 DEV_CONTROL = Group("dev", DevControlSettings)
+
+
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""File with the processor time that a container may use, and the period of it, on Linux."""
+
+
+def cores() -> int:
+    """Return the number of processor cores that this process may use."""
+    count = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    try:
+        quota, period = CPU_QUOTA.read_text(encoding="ascii").split()
+        return max(1, min(count, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):  # no such file, or `max` for no limit
+        return count
+
+
+def _processes(text: str) -> str:
+    if text != "auto" and not (
+        text.isascii() and text.isdigit() and 1 <= int(text) <= PROCESSES_MAX
+    ):
+        raise ValueError(f"{text!r} is neither a number from 1 to {PROCESSES_MAX} nor auto")
+    return text
+
+
+PROCESSES_MAX = 1024
+
+
+class ProcessesSettings(Settings):
+    """Number of members on one machine."""
+
+    processes: Annotated[
+        str,
+        Option(
+            "Processes",
+            "Number of members to run on this machine, each a process with an id, ports and "
+            "directories of its own; auto for one per processor core",
+        ),
+        AfterValidator(_processes),
+    ] = "1"
+
+    @property
+    def count(self) -> int:
+        """Number of members."""
+        return cores() if self.processes == "auto" else int(self.processes)
+
+
+BROKER_PROCESSES = Group("Broker", ProcessesSettings, env_prefix="BROKER_")
+CONSUMER_PROCESSES = Group("Consumer", ProcessesSettings, env_prefix="CONSUMER_")
 
 
 class ConsumerSettings(MemberSettings):

@@ -7,8 +7,8 @@ no code runs between fork and exec of a process that may have threads. It
 2. takes the lock, for example of a data directory; it is held as long as the program runs,
 3. replaces itself by the program.
 
-Arguments: pid of the parent, path of the lock file, seconds to wait for the lock, then the
-command line of the program. It ends by SIGALRM if another process keeps the lock.
+Arguments: pid of the parent, path of the lock file (empty for no lock), seconds to wait for the
+lock, then the command line of the program. It ends by SIGALRM if another process keeps the lock.
 """
 
 import ctypes
@@ -29,6 +29,12 @@ def main() -> None:
     if os.getppid() != parent:
         sys.exit("the parent process ended meanwhile")
 
+    if lock_path:
+        _take_lock(lock_path, lock_timeout_s)
+    os.execv(command[0], command)  # noqa: S606 -- the launcher's purpose
+
+
+def _take_lock(lock_path: str, lock_timeout_s: int) -> None:
     lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     signal.alarm(lock_timeout_s)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -36,7 +42,6 @@ def main() -> None:
     os.truncate(lock, 0)
     os.write(lock, f"{os.getpid()}\n".encode())
     os.set_inheritable(lock, True)
-    os.execv(command[0], command)  # noqa: S606 -- the launcher's purpose
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Child process that dies with this process, also if that is killed, and the port it listens on.
 
 It runs through :mod:`gazette_sdk.cluster._child_launcher`, which holds a lock as long as the child
-lives. The servers of embedded and local clusters are such children.
+lives. The servers of embedded and local clusters are such children, and the members of one machine
+(``--processes``).
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class ChildProcess:
         command: the program's path and its arguments.
         directory: its working directory.
         lock_path: file that is locked while the child lives. It holds the child's process id. If
-            another process keeps the lock, the child ends by SIGALRM.
+            another process keeps the lock, the child ends by SIGALRM. None for no lock.
         log_path: file of its output and errors; None to share those of this process.
         environment: its environment.
         notify_path: socket that receives :data:`ENDED` when the child has ended; None for none.
@@ -95,7 +96,7 @@ class ChildProcess:
         command: Sequence[str],
         directory: Path,
         *,
-        lock_path: Path,
+        lock_path: Path | None,
         log_path: Path | None,
         environment: Mapping[str, str],
         notify_path: str | None = None,
@@ -108,7 +109,7 @@ class ChildProcess:
         self._failure: OSError | None = None
         launched = [
             *(sys.executable, "-I", "-S", str(_LAUNCHER)),
-            *(str(os.getpid()), str(lock_path), str(LOCK_TIMEOUT_S)),
+            *(str(os.getpid()), str(lock_path or ""), str(LOCK_TIMEOUT_S)),
             *command,
         ]
         self._thread = threading.Thread(

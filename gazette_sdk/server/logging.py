@@ -340,6 +340,8 @@ def configure_logging(
     level: str = "warn",
     style: Literal["text", "json", "color"] = "text",
     stream: TextIO | None = None,
+    *,
+    member: str = "",
 ) -> None:
     """Log this process's records to ``stream``, by default standard error.
 
@@ -347,10 +349,19 @@ def configure_logging(
         level: least level to log, a key of :data:`LEVELS`.
         style: format of records.
         stream: where to write them.
+        member: field ``member`` of each record, for processes whose logs are one; empty for none.
     """
     formatters = {"text": TextFormatter, "json": JsonFormatter, "color": ColorFormatter}
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(formatters[style]())
     root = logging.getLogger()
-    root.handlers[:] = [FoldingHandler(handler, RECENT)]
+    folding = FoldingHandler(handler, RECENT)
+
+    def name_member(record: logging.LogRecord) -> bool:
+        record.member = member
+        return True
+
+    if member:
+        folding.addFilter(name_member)
+    root.handlers[:] = [folding]
     root.setLevel(LEVELS[level])

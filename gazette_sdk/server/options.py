@@ -562,8 +562,11 @@ def print_config(
         show_secrets: write keys and tokens instead of a comment.
     """
     lines: list[str] = []
+    title = ""
     for group, values in groups:
-        lines.append(f"[{group.title}]")
+        if group.title != title:
+            lines.append(f"[{group.title}]")
+        title = group.title
         for bound in group.options:
             if not bound.option.in_ini:
                 continue

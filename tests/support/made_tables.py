@@ -11,7 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gazette_sdk.cli.settings import BENCH, CONSUMER, CONSUMER_BROKER, CONSUMER_ETCD
+from gazette_sdk.cli.settings import (
+    BENCH,
+    BROKER_PROCESSES,
+    CONSUMER,
+    CONSUMER_BROKER,
+    CONSUMER_ETCD,
+    CONSUMER_PROCESSES,
+)
 from gazette_sdk.protocol.durations import SECOND_NS, format_duration
 from gazette_sdk.server.options import BoundOption, Group
 from gazette_sdk.server.settings import BROKER, DEBUG, ETCD, LOGGING
@@ -20,6 +27,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "gazette_sdk"
 SPARK = ROOT / "contrib" / "spark" / "gazette_spark"
 OPTIONS: tuple[Group[Any], ...] = (BROKER, ETCD, LOGGING, DEBUG)
+MORE = {BROKER: [BROKER_PROCESSES], CONSUMER: [CONSUMER_PROCESSES]}
+"""Further groups of a section."""
 ROOMS = (
     PACKAGE / "protocol",
     PACKAGE / "framing",
@@ -51,11 +60,15 @@ def tables() -> dict[Path, dict[str, Callable[[], str]]]:
     docs = ROOT / "docs"
     return {
         docs / "brokers.md": {
-            f"options of [{group.title}]": lambda group=group: option_table(group)
+            f"options of [{group.title}]": lambda group=group: option_table(
+                group, *MORE.get(group, ())
+            )
             for group in OPTIONS
         },
         docs / "consumers.md": {
-            f"options of [{group.title}] of consumers": lambda group=group: option_table(group)
+            f"options of [{group.title}] of consumers": lambda group=group: option_table(
+                group, *MORE.get(group, ())
+            )
             for group in (CONSUMER, CONSUMER_ETCD, CONSUMER_BROKER)
         },
         docs / "bench.md": {f"options of [{BENCH.title}]": lambda: option_table(BENCH)},
@@ -80,10 +93,10 @@ def renewed(page: Path) -> str:
 # ------------------------------------------------------------------ options
 
 
-def option_table(group: Group[Any]) -> str:
-    """A group's options as a table of Markdown."""
+def option_table(*groups: Group[Any]) -> str:
+    """The options of groups as a table of Markdown."""
     lines = ["| flag | INI key | environment | default | meaning |", "|---|---|---|---|---|"]
-    for bound in group.options:
+    for bound in [each for group in groups for each in group.options]:
         description = bound.option.description.replace("|", "\\|")
         env = f"`{bound.env}`" if bound.env else ""
         choices = f" ({', '.join(bound.choices)})" if bound.choices else ""

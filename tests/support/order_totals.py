@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -125,3 +126,41 @@ def refusing_totals(txn, order):
     if order.cents < 0:
         raise ValueError("an order of negative cents")
     txn.store[order.customer] = txn.store.get(order.customer, 0) + order.cents
+
+
+def wait_for_totals(transport, count):
+    """Wait until all totals are published, and check them."""
+    deadline = time.monotonic() + 90
+    wanted = expected_totals(count)
+    while (found := published_totals(transport)) != wanted:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.2)
+
+
+PROGRAM = """
+from dataclasses import dataclass
+from operator import attrgetter
+
+from gazette_sdk import JsonMessage, mapping, shard
+
+
+@dataclass
+class Order(JsonMessage):
+    customer: str
+    cents: int
+
+
+@dataclass
+class Total(JsonMessage):
+    customer: str
+    cents: int
+
+
+@shard.handler(message=Order, store=shard.RocksStore, sources="topic=orders")
+def totals(txn: shard.Transaction, order: Order) -> None:
+    total = int(txn.store.get(order.customer, 0)) + order.cents
+    txn.store[order.customer] = total
+    to_totals = mapping.modulo("topic=totals", key=attrgetter("customer"))
+    txn.publish(Total(order.customer, total), mapping=to_totals)
+"""
+"""A program with this application, for processes of its own."""

@@ -5,43 +5,15 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
-import time
 
 import pytest
 
 from gazette_sdk import Journals, connect
 from gazette_sdk.transport import loop as sdk_loop
-from support.order_totals import expected_totals, publish, published_totals
+from support.order_totals import PROGRAM, publish, wait_for_totals
 from support.tools import read_until, start_tool
 
 GAZETTE = "gazette_sdk.cli.gazette"
-
-PROGRAM = """
-from dataclasses import dataclass
-from operator import attrgetter
-
-from gazette_sdk import JsonMessage, mapping, shard
-
-
-@dataclass
-class Order(JsonMessage):
-    customer: str
-    cents: int
-
-
-@dataclass
-class Total(JsonMessage):
-    customer: str
-    cents: int
-
-
-@shard.handler(message=Order, store=shard.RocksStore, sources="topic=orders")
-def totals(txn: shard.Transaction, order: Order) -> None:
-    total = int(txn.store.get(order.customer, 0)) + order.cents
-    txn.store[order.customer] = total
-    to_totals = mapping.modulo("topic=totals", key=attrgetter("customer"))
-    txn.publish(Total(order.customer, total), mapping=to_totals)
-"""
 
 
 @contextlib.contextmanager
@@ -53,15 +25,6 @@ def running(arguments, directory, **environ):
     finally:
         process.kill()
         process.communicate()
-
-
-def wait_for_totals(transport, count):
-    """Wait until all totals are published, and check them."""
-    deadline = time.monotonic() + 90
-    wanted = expected_totals(count)
-    while (found := published_totals(transport)) != wanted:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.2)
 
 
 @pytest.mark.parametrize("brokers", [1, 2])

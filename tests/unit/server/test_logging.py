@@ -24,8 +24,8 @@ def logged():
     handlers, level = root.handlers[:], root.level
     out = io.StringIO()
 
-    def configure(*arguments) -> io.StringIO:
-        configure_logging(*arguments, stream=out)
+    def configure(*arguments, **options) -> io.StringIO:
+        configure_logging(*arguments, stream=out, **options)
         return out
 
     yield configure
@@ -47,6 +47,20 @@ def test_json_is_one_object_per_line(logged):
     assert first["tags"] == ["x", "b'y'"]
     assert first["time"].endswith("Z")
     assert "ZeroDivisionError: oops" in second["traceback"]
+
+
+def test_each_record_has_the_member_of_its_process(logged, monkeypatch):
+    monkeypatch.setattr(server_logging, "FOLD_S", 60.0)
+    out = logged("info", "json", member="host-7-2")
+    log = logging.getLogger("a")
+    log.info("one")
+    for _ in range(9):
+        log.error("again")
+    [handler] = logging.getLogger().handlers
+    handler.flush()
+    records = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [each["member"] for each in records] == ["host-7-2"] * 3
+    assert records[-1]["repeated"] == 8
 
 
 class NoTextError(Exception):
