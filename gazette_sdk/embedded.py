@@ -33,6 +33,7 @@ from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.cluster.broker_keys import is_consistent
 from gazette_sdk.cluster.etcd_server import EtcdServer
 from gazette_sdk.cluster.membership import LEASE_TTL_S, EtcdConfig
+from gazette_sdk.console.content import ConsoleContent
 from gazette_sdk.errors import (
     ClosedError,
     ConfigurationError,
@@ -85,6 +86,7 @@ class EmbeddedCluster(sdk_loop.LoopStartable):
         sync_etcd: False if Etcd need not force its writes to disk, for tests with temporary data.
         lease_ttl_s: lifetime of the brokers' leases in Etcd, in seconds: after a pause that is
             longer, new brokers take the places of these.
+        console: masks and message types of the web console.
         config: further fields of :class:`~gazette_sdk.broker.process.BrokerConfig`.
     """
 
@@ -98,6 +100,7 @@ class EmbeddedCluster(sdk_loop.LoopStartable):
         durability: Durability = Durability.REPLICATED,
         sync_etcd: bool = True,
         lease_ttl_s: int = LEASE_TTL_S,
+        console: ConsoleContent | None = None,
         **config: Any,
     ) -> None:
         if brokers < 1:
@@ -107,6 +110,7 @@ class EmbeddedCluster(sdk_loop.LoopStartable):
         self._host = host
         self._broker_count = brokers
         self._lease_ttl_s = lease_ttl_s
+        self._console = console
         self._config = {"durability": durability, **config}
         self._etcd_server = EtcdServer(self.data / "etcd", sync_writes=sync_etcd)
         self._brokers: list[ServedBroker] = []
@@ -367,7 +371,9 @@ class EmbeddedCluster(sdk_loop.LoopStartable):
                 **self._config,
             )
 
-        return ServedBroker(server, configure, waits_for_routes=True, tells_etcd=True)
+        return ServedBroker(
+            server, configure, waits_for_routes=True, tells_etcd=True, content=self._console
+        )
 
     def _require_running(self) -> None:
         if not self._brokers:

@@ -17,10 +17,10 @@ from gazette_sdk.cli.client import BROKER_CLIENT, DEFAULT_ADDRESS, ZONE
 from gazette_sdk.cli.program import Command, Invocation
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.server.options import Group, Option, Seconds, Settings
-from gazette_sdk.server.settings import LOGGING
+from gazette_sdk.server.settings import LOGGING, ConsoleContentSettings
 
 
-class ConsoleSettings(Settings):
+class ConsoleSettings(ConsoleContentSettings):
     """Port of the console, and the servers that it reads."""
 
     host: Annotated[
@@ -108,7 +108,7 @@ SERVE = Command(
         "Brokers and consumers have the console at /console/ of their own ports. This one serves "
         "it where browsers reach neither. It forwards what the page reads to the given addresses "
         "only, with the token of the page, and has no token of its own. What the page changes is "
-        "forwarded only with a token."
+        "forwarded only with a token. With masks, content of journals is forwarded masked only."
     ),
     examples=(
         ("gazette console --broker.address https://broker-1:8080", "at http://localhost:8090"),
@@ -143,12 +143,14 @@ async def run(invocation: Invocation) -> None:
     Raises:
         ConfigurationError: an address or the port cannot be used.
     """
+    from gazette_sdk.console.content import ConsoleContent  # noqa: PLC0415 - lazy
     from gazette_sdk.console.forward import serve_console  # noqa: PLC0415 - lazy
     from gazette_sdk.server.process import Server, StopSignal  # noqa: PLC0415 - lazy
     from gazette_sdk.server.tls import server_context  # noqa: PLC0415 - lazy
     from gazette_sdk.transport.wire import Tls  # noqa: PLC0415 - lazy
 
     settings = invocation.settings(CONSOLE)
+    content = ConsoleContent.of(settings.mask, settings.descriptors)
     certificate, key = settings.server_cert_file, settings.server_cert_key_file
     is_local = settings.host in {"", "localhost", "127.0.0.1", "::1"}
     server = Server(
@@ -160,7 +162,7 @@ async def run(invocation: Invocation) -> None:
     tls = Tls(trusted_ca_file=settings.trusted_ca_file).context(["http/1.1"])
     with StopSignal() as stop:
         async with serve_console(
-            server, settings.broker_address, settings.consumer_address, tls
+            server, settings.broker_address, settings.consumer_address, tls, content
         ) as where:
             sys.stdout.write(f"The console of {settings.broker_address} is at {where}\n")
             sys.stdout.flush()

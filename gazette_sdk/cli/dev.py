@@ -19,12 +19,18 @@ import orjson
 from gazette_sdk.cli.formats import NONE, write_table
 from gazette_sdk.cli.program import Invocation
 from gazette_sdk.cli.settings import DEV, DEV_CONTROL, DevSettings
+from gazette_sdk.console.content import ConsoleContent
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.local_cluster import LocalCluster
 from gazette_sdk.local_cluster.cluster import BrokerStatus, Control, ControlServer, call
 from gazette_sdk.server.process import StopSignal
-from gazette_sdk.server.settings import LOGGING, LoggingSettings
+from gazette_sdk.server.settings import (
+    CONSOLE,
+    LOGGING,
+    ConsoleContentSettings,
+    LoggingSettings,
+)
 
 
 async def kill(invocation: Invocation) -> None:
@@ -174,7 +180,7 @@ async def run(invocation: Invocation) -> None:
     """
     settings = invocation.settings(DEV)
     data = _directory(settings.data)
-    cluster = _cluster(settings, invocation.settings(LOGGING), data)
+    cluster = _cluster(settings, invocation.settings(LOGGING), data, invocation.settings(CONSOLE))
     with StopSignal() as stop:
         work = asyncio.ensure_future(_serve(cluster, settings.port))
         signalled = asyncio.ensure_future(stop.wait())
@@ -208,12 +214,13 @@ def _directory(text: str) -> Path:
 
 
 def _cluster(
-    settings: DevSettings, log: LoggingSettings, data: Path
+    settings: DevSettings, log: LoggingSettings, data: Path, shown: ConsoleContentSettings
 ) -> EmbeddedCluster | DevProcesses:
     """Return a cluster of one broker in this process, or of several processes.
 
     Raises:
-        ConfigurationError: there are more zones than brokers, or a zone has no name.
+        ConfigurationError: there are more zones than brokers, or a zone has no name; or a mask or
+            the descriptor set cannot be used.
     """
     zones = settings.zones.split(",")
     if not all(zones) or len(zones) > settings.brokers:
@@ -222,8 +229,14 @@ def _cluster(
             f"{settings.brokers}) at most, as in --zones a,b"
         )
     lease_ttl_s = math.ceil(settings.lease_s)
+    content = ConsoleContent.of(shown.mask, shown.descriptors)
     if settings.brokers == 1:
-        return EmbeddedCluster(data, port=settings.port, zone=zones[0], lease_ttl_s=lease_ttl_s)
+        return EmbeddedCluster(
+            data, port=settings.port, console=content, zone=zones[0], lease_ttl_s=lease_ttl_s
+        )
+    arguments = [text for mask in shown.mask for text in ("--console.mask", mask)]
+    if shown.descriptors:
+        arguments += ["--console.descriptors", str(Path(shown.descriptors).absolute())]
     return DevProcesses(
         LocalCluster(
             data,
@@ -235,6 +248,7 @@ def _cluster(
             log_format=log.format,
             logs=data / "logs",
             restarts=True,
+            arguments=arguments,
         )
     )
 

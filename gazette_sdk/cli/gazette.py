@@ -6,7 +6,7 @@ import sys
 
 from gazette_sdk.cli.client import ADDRESS_ALIASES, BrokerClientSettings
 from gazette_sdk.cli.completion import completion_command
-from gazette_sdk.cli.console import SERVE as CONSOLE
+from gazette_sdk.cli.console import SERVE as SERVE_CONSOLE
 from gazette_sdk.cli.program import Command, Program
 from gazette_sdk.cli.settings import (
     BENCH,
@@ -25,13 +25,13 @@ from gazette_sdk.cli.settings import (
 )
 from gazette_sdk.cli.spark.commands import SPARK_COMMANDS
 from gazette_sdk.server.options import Group
-from gazette_sdk.server.settings import BROKER, DEBUG, ETCD, LOGGING
+from gazette_sdk.server.settings import BROKER, CONSOLE, DEBUG, ETCD, LOGGING
 
 _SERVE = Command(
     "serve",
     "Serve journals as a broker of a cluster",
     "gazette_sdk.cli.serve:run",
-    (BROKER, BROKER_PROCESSES, ETCD, DEBUG, LOGGING),
+    (BROKER, BROKER_PROCESSES, ETCD, CONSOLE, DEBUG, LOGGING),
     details=(
         "gRPC and HTTP share one port. Without --broker.host, or with a loopback name, only this "
         "machine is served; any other name is advertised, and all interfaces are served.\n\n"
@@ -94,7 +94,7 @@ _DEV = Command(
     "dev",
     "Run a complete local cluster in the foreground: Etcd, brokers, fragments in files",
     "gazette_sdk.cli.dev:run",
-    (DEV, LOGGING),
+    (DEV, CONSOLE, LOGGING),
     details=(
         "Prints its address and examples. Ctrl-C stops it. The next start with the same directory "
         "finds all journals and their content, also after a kill.\n\n"
@@ -274,7 +274,7 @@ _PRINT_CONFIG = Command(
     "print-config",
     "Print the effective configuration of `serve` as an INI file",
     "gazette_sdk.cli.settings:run",
-    (BROKER, BROKER_PROCESSES, ETCD, DEBUG, LOGGING, PRINT_CONFIG),
+    (BROKER, BROKER_PROCESSES, ETCD, CONSOLE, DEBUG, LOGGING, PRINT_CONFIG),
     details="Defaults are comments. Keys and tokens are shown with --show-secrets only.",
     examples=(("gazette print-config > gazette.ini", "write a first INI file"),),
 )
@@ -290,7 +290,7 @@ GAZETTE = Program(
         _RUN_CONSUMER,
         _DEV,
         *_CONTROLS,
-        CONSOLE,
+        SERVE_CONSOLE,
         _BENCH,
         _DOCTOR,
         _SIMULATE,

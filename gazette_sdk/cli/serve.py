@@ -20,13 +20,22 @@ from gazette_sdk.cli.processes import options_of_members, run_members
 from gazette_sdk.cli.program import Invocation
 from gazette_sdk.cli.settings import BROKER_PROCESSES
 from gazette_sdk.cluster.etcd_server import safety_warning
+from gazette_sdk.console.content import ConsoleContent
 from gazette_sdk.errors import ConfigurationError, LeaseLostError
 from gazette_sdk.local_cluster.broker import DEV_VARIABLE
 from gazette_sdk.protocol.authorization import Authority, authority_for
 from gazette_sdk.server.logging import AUDIT
 from gazette_sdk.server.options import Group, public_values
 from gazette_sdk.server.process import ReloadedFiles, StopSignal, configured_server
-from gazette_sdk.server.settings import BROKER, DEBUG, ETCD, BrokerSettings, EtcdSettings, pet_name
+from gazette_sdk.server.settings import (
+    BROKER,
+    CONSOLE,
+    DEBUG,
+    ETCD,
+    BrokerSettings,
+    EtcdSettings,
+    pet_name,
+)
 from gazette_sdk.server.tls import check_files, file_root_of, reload_certificates, with_secrets
 from gazette_sdk.transport.wire import Tls
 
@@ -159,12 +168,14 @@ async def run(invocation: Invocation) -> None:
     check_files(BROKER, settings)
     check_files(ETCD, etcd)
     _spool_dir(settings)
+    shown = invocation.settings(CONSOLE)
+    content = ConsoleContent.of(shown.mask, shown.descriptors)
     count = invocation.settings(BROKER_PROCESSES).count
     if count > 1:
         members = options_of_members(given, invocation.settings(DEBUG), count)
         await run_members(invocation, "serve", members)
         return
-    groups: tuple[Group[Any], ...] = (BROKER, ETCD, DEBUG)
+    groups: tuple[Group[Any], ...] = (BROKER, ETCD, CONSOLE, DEBUG)
     configuration = {
         group.title: public_values(group, invocation.settings(group)) for group in groups
     }
@@ -180,6 +191,7 @@ async def run(invocation: Invocation) -> None:
             allow_origins=settings.allow_origin,
             tells_etcd=is_of_dev,
             has_console=settings.console == "on",
+            content=content,
         )
         reloading = asyncio.create_task(_reloaded_files(broker, given).run())
         try:

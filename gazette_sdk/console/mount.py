@@ -5,10 +5,13 @@
 ``/console/``                   the page; never cached without asking
 ``/console/<sha256>/<file>``    a file of the page; the digest is over all files, so that it may be
                                 cached for ever
+``/console/<sha256>/read``      content of a journal, and names of the fields of its messages: see
+``/console/<sha256>/types``     :mod:`~gazette_sdk.console.content`; where the console has any
 ==============================  ==============================================================
 
 Only GET and HEAD of exactly these paths are answered. Any other request falls through to the next
-mount: a journal named ``console/x`` keeps its URL. The files hold no data, and need no token.
+mount: a journal named ``console/x`` keeps its URL. The files hold no data, and need no token. The
+calls take any digest: a page may be older than its server.
 
 The page may load nothing from elsewhere, runs no inline script, and has no sink of HTML text: see
 :data:`PAGE_HEADERS`. Messages, which anyone may have written, enter it as text nodes.
@@ -19,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +31,7 @@ from typing import Literal
 
 from aiohttp import hdrs, web
 
+from gazette_sdk.console.content import ConsoleContent, JournalSource
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.server.http import HttpHandler, Target, accepts_gzip, text_error
 
@@ -57,6 +62,7 @@ _MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
 }
+_CALL = re.compile(rf"{PREFIX}/[0-9a-f]{{64}}/(read|types)")
 _FOREVER = "public, max-age=31536000, immutable"
 
 Component = Literal["broker", "consumer", "cluster"]
@@ -92,17 +98,21 @@ class StaticFiles:
     files: Mapping[str, StaticFile]
     page: str
 
-    def page_of(self, component: Component, *, needs_token: bool = False) -> StaticFile:
+    def page_of(
+        self, component: Component, *, needs_token: bool = False, features: str = ""
+    ) -> StaticFile:
         """Return the page of a server.
 
         Args:
             component: what the server is.
             needs_token: True if it refuses changes of callers without a token.
+            features: calls of the console that the page should make.
         """
         values = {
             "digest": self.digest,
             "component": component,
             "changes": "token" if needs_token else "any",
+            "features": features,
         }
         page = self.page
         for name, value in values.items():
@@ -142,7 +152,13 @@ def _file(content: bytes, suffix: str) -> StaticFile:
     return StaticFile(content, gzip.compress(content, mtime=0), _MEDIA_TYPES[suffix])
 
 
-def console(component: Component, *, needs_token: bool = False) -> HttpHandler:
+def console(
+    component: Component,
+    *,
+    needs_token: bool = False,
+    content: ConsoleContent | None = None,
+    journals: JournalSource | None = None,
+) -> HttpHandler:
     """Return the handler to mount at :data:`PREFIX`.
 
     The files are read with the first request, on a thread: a console that no one opens costs
@@ -151,24 +167,27 @@ def console(component: Component, *, needs_token: bool = False) -> HttpHandler:
     Args:
         component: what the server is.
         needs_token: True if it refuses changes of callers without a token.
+        content: masks and message types; None for none.
+        journals: what they are used on.
     """
+    features = content.features if content is not None else ""
     loading: asyncio.Future[tuple[StaticFiles, StaticFile]] | None = None
 
     def load() -> tuple[StaticFiles, StaticFile]:
         files = load_files()
-        return files, files.page_of(component, needs_token=needs_token)
+        return files, files.page_of(component, needs_token=needs_token, features=features)
 
-    async def answer(request: web.Request, target: Target) -> web.Response | None:
+    async def answer(request: web.Request, target: Target) -> web.StreamResponse | None:
         nonlocal loading
         path = target.path
-        if request.method not in {"GET", "HEAD"}:
+        if request.method not in {"GET", "HEAD"} or not f"{path}/".startswith(f"{PREFIX}/"):
             return None
         if path == PREFIX:
             # Relative, because a proxy may have removed a prefix of the path.
             location: dict[str, str] = {"Location": "console/", "Cache-Control": "no-cache"}
             return web.Response(status=307, headers={**PAGE_HEADERS, **location})
-        if not path.startswith(f"{PREFIX}/"):
-            return None
+        if content is not None and journals is not None and (call := _CALL.fullmatch(path)):
+            return await content.answer(request, call[1], target.query, journals)
         if loading is None:
             loading = asyncio.ensure_future(asyncio.to_thread(load))
         try:

@@ -457,7 +457,7 @@ def _ended(child: ChildProcess) -> str:
 
 def _environment() -> dict[str, str]:
     """Return the environment of a broker: without options of other brokers."""
-    prefixes = ("BROKER_", "ETCD_", "DEBUG_", "LOG_")
+    prefixes = ("BROKER_", "ETCD_", "CONSOLE_", "DEBUG_", "LOG_")
     found = {key: value for key, value in os.environ.items() if not key.startswith(prefixes)}
     return {**found, DEV_VARIABLE: "1"}
 

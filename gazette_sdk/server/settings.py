@@ -252,6 +252,32 @@ class ProcessSettings(Settings):
         return self.host or "localhost"
 
 
+class ConsoleContentSettings(Settings):
+    """Content of journals in the web console."""
+
+    mask: Annotated[
+        tuple[str, ...],
+        Option(
+            "Mask",
+            "Fields of JSON messages that the web console masks, as SELECTOR: FIELD, FIELD, such "
+            "as 'topic=orders: customer.email, card.*'; content of these journals that is no JSON "
+            "is not shown; repeatable",
+            long="console.mask",
+            env="CONSOLE_MASK",
+        ),
+    ] = ()
+    descriptors: Annotated[
+        str,
+        Option(
+            "Descriptors",
+            "Protobuf descriptor set, by which the web console names the fields of messages whose "
+            "type is in the label app.gazette.dev/message-type of their journal",
+            long="console.descriptors",
+            env="CONSOLE_DESCRIPTORS",
+        ),
+    ] = ""
+
+
 class MemberSettings(ProcessSettings):
     """Server process that is a member of a cluster in Etcd.
 
@@ -426,6 +452,7 @@ class BrokerSettings(MemberSettings):
 
 _LOOPBACK_NAMES = frozenset({"", "localhost", "127.0.0.1", "::1"})
 
+CONSOLE = Group("Console", ConsoleContentSettings, env_prefix="")
 BROKER = Group("Broker", BrokerSettings, prefix=BrokerSettings.flags, env_prefix="BROKER_")
 ETCD = Group("Etcd", EtcdSettings, prefix="etcd.", env_prefix="ETCD_")
 LOGGING = Group("Logging", LoggingSettings, prefix="log.", env_prefix="LOG_")

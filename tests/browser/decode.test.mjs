@@ -99,6 +99,23 @@ test("protobuf without a schema is fields by number", () => {
   assert.equal(d.wireFields(bytes("0aff01")), null, "it ends within a field");
 });
 
+test("a descriptor set gives fields of protobuf their names and values", () => {
+  const types = { root: "shop.Order", types: {
+    "shop.Order": { 1: ["customer", 9], 2: ["items", 11, "shop.Item"], 3: ["state", 14, "shop.State"], 4: ["big", 4],
+      5: ["less", 5], 6: ["isPaid", 8], 7: ["packed", 17], 8: ["fixed", 15], 9: ["float", 2], 10: ["pair", 16], 12: ["name", 9] },
+    "shop.Item": { 1: ["cents", 18] }, "shop.State": { 1: "PAID" } } };
+  const payload = [`0a03${"616461"}`, `1202${"0803"}`, "1801", "20ffffffffffffffffff01", "28ffffffffffffffffff01", "3001",
+    "3a03020301", "45feffffff", "4d0000c03f", "5210feffffffffffffff0100000000000000", "5801", "6200"].join("");
+  const [frame] = new d.Cutter("fixed").push(bytes(`66339336${(payload.length / 2).toString(16).padStart(2, "0")}000000${payload}`), 0);
+  const message = d.decode("fixed", frame, types);
+  assert.equal(message.text, 'customer: "ada"  items {cents: -2}  state: PAID  big: 18446744073709551615  less: -1  isPaid: true'
+    + '  packed: 1  packed: -2  packed: -1  fixed: -2  float: 1.5  pair: -2  pair: 1  11: 1  name: ""');
+  assert.deepEqual(d.valueOf(message).packed, [1, -2, -1]);
+  assert.equal(d.parseFilter("items.cents < 0")(message), true);
+  assert.equal(d.decode("fixed", frame, {}).text.slice(0, 12), '1: "ada"  2 ');
+  for (const torn of ["3a02ffff", "42050000000000"]) assert.equal(d.wireFields(bytes(torn), 0, types), null, torn);
+});
+
 test("other content is rows of hexadecimal digits", () => {
   const frames = new d.Cutter("hex").push(text("a line of seventeen"), 32);
   assert.deepEqual(frames.map(({ begin, end }) => [begin, end]), [[32, 48], [48, 51]]);

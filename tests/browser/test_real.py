@@ -6,15 +6,19 @@ import contextlib
 import json
 import re
 import threading
+import urllib.request
 from dataclasses import dataclass
 
 import pytest
+from google.protobuf import descriptor_pb2
 from playwright.sync_api import expect
 
 from gazette_sdk import JsonMessage, Publisher, connect, mapping, shard
+from gazette_sdk.console.content import ConsoleContent, Masks, MessageTypes
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.local_cluster import LocalCluster
 from gazette_sdk.transport.loop import run
+from support.protobuf_messages import Gram
 
 SPECS = """
 name: orders/part-000
@@ -141,3 +145,34 @@ def test_a_tail_loses_and_repeats_nothing_when_the_primary_is_killed(tmp_path, v
         assert sorted({each["cents"] for each in saved}) == list(range(most))
         assert len({each["UUID"] for each in saved}) == most
         assert int(page.locator(".table").get_attribute("aria-rowcount")) == len(saved) + 1
+
+
+def test_masked_fields_and_names_of_protobuf_fields_are_shown(tmp_path, visit):
+    files = descriptor_pb2.FileDescriptorSet()
+    Gram.DESCRIPTOR.file.CopyToProto(files.file.add())
+    content = ConsoleContent(Masks.parse(["topic=orders: customer"]), MessageTypes(files))
+    grams = SPECS.replace("orders", "grams").replace("x-ndjson", "x-protobuf-fixed")
+    grams = grams.replace("}, {", "}, {name: app.gazette.dev/message-type, value: tests.Gram}, {")
+    with EmbeddedCluster(tmp_path, sync_etcd=False, console=content) as found:
+        for specs in (SPECS, grams):
+            found.apply(specs.replace("REPLICATION", "1"))
+        with Publisher(mapping=BY_NAME, transport=found.transport) as publisher:
+            publisher.publish(Order("s3cret", 250)).result(10)
+        by_name = mapping.direct("grams/part-000")
+        with Publisher(mapping=by_name, transport=found.transport) as publisher:
+            publisher.publish(Gram(text="hello", count=7)).result(10)
+        url = f"{found.address}/orders/part-000"
+        request = urllib.request.Request(url, data=b"s3cret\n", method="PUT")
+        urllib.request.urlopen(request, timeout=10).close()
+        page = visit.open(found.address, "/journals/orders/part-000?live=1")
+        rows = page.locator(".rows .row")
+        expect(rows).to_have_count(2)
+        expect(rows.first).to_contain_text('"customer":"•••","cents":250')
+        expect(rows.first).to_contain_text("committed")
+        expect(rows.nth(1)).to_contain_text("•••")
+        expect(page.get_by_text("A token with READ can read the journal itself")).to_be_visible()
+        assert "s3cret" not in page.content()
+        visit.open(found.address, "/journals/grams/part-000")
+        expect(rows).to_have_count(1)
+        expect(rows.first).to_contain_text('text: "hello" count: 7')
+        assert "/orders/part-000" not in visit.paths

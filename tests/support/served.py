@@ -10,6 +10,7 @@ from typing import Any
 
 from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.api.served import ServedBroker
+from gazette_sdk.console.content import ConsoleContent
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.server.process import Server
 from support.brokers import Client, config_for, journal_spec
@@ -20,7 +21,12 @@ STORE = "file:///"
 
 @contextlib.asynccontextmanager
 async def served(
-    etcd: EtcdFixture, directory: Path, *, allow_origins: tuple[str, ...] = (), **changes: Any
+    etcd: EtcdFixture,
+    directory: Path,
+    *,
+    allow_origins: tuple[str, ...] = (),
+    content: ConsoleContent | None = None,
+    **changes: Any,
 ) -> AsyncIterator[tuple[ServedBroker, Client]]:
     """A broker behind a port of its own, and a client inside of the process."""
     config = replace(config_for(etcd, directory), zone="zone-a", suffix="broker-1", **changes)
@@ -28,6 +34,7 @@ async def served(
         Server(host="127.0.0.1"),
         lambda endpoint: replace(config, endpoint=endpoint),
         allow_origins=allow_origins,
+        content=content,
     )
     try:
         await broker.start()

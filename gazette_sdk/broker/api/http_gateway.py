@@ -24,6 +24,7 @@ from urllib.parse import SplitResult, unquote_plus, urlsplit
 from aiohttp import web
 
 from gazette_sdk.broker.api.fronts import Chunk, Journals, chunks
+from gazette_sdk.console.content import MASKED_HEADER, MASKED_MEDIA_TYPE, MaskedContent, Masking
 from gazette_sdk.errors import GazetteError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability
@@ -190,8 +191,15 @@ class HttpGateway:
         self._service = service
         self._route_waits_s = ROUTE_WAITS_S if waits_for_routes else ()
 
-    async def __call__(self, request: web.Request, target: Target) -> web.StreamResponse:
+    async def __call__(
+        self, request: web.Request, target: Target, masking: Masking | None = None
+    ) -> web.StreamResponse:
         """Answer a request.
+
+        Args:
+            request: the request.
+            target: its target.
+            masking: makes the body of a read of the content; None for the content itself.
 
         Raises:
             GazetteError: for the HTTP host to turn into a status: the request is invalid or not
@@ -204,14 +212,19 @@ class HttpGateway:
         )
         if request.method in {"GET", "HEAD"}:
             read = read_request(request.method, target)
-            return await self._read(request, target, read, call)
+            return await self._read(request, target, read, call, masking)
         if request.method == "PUT":
             body = _Body(append_request(target), request)
             return _append_response(await self._append(body, call), target)
         return text_error(400, f"unknown method: {request.method}")
 
     async def _read(
-        self, request: web.Request, target: Target, read: pb.ReadRequest, call: Call
+        self,
+        request: web.Request,
+        target: Target,
+        read: pb.ReadRequest,
+        call: Call,
+        masking: Masking | None,
     ) -> web.StreamResponse:
         waits = iter(self._route_waits_s)
         while True:
@@ -219,7 +232,7 @@ class HttpGateway:
                 first = await anext(items, None)
                 wait = next(waits, None)
                 if wait is None or not _lacks_route(first):
-                    return await _answer_read(request, target, first, items)
+                    return await _answer_read(request, target, first, items, masking)
             await asyncio.sleep(wait)
 
     async def _append(self, body: _Body, call: Call) -> pb.AppendResponse:
@@ -378,6 +391,7 @@ async def _answer_read(
     target: Target,
     first: pb.ReadResponse | Chunk | None,
     items: AsyncGenerator[pb.ReadResponse | Chunk],
+    masking: Masking | None,
 ) -> web.StreamResponse:
     if first is None:
         return text_error(500, "the broker is stopping: it ended the read before it began")
@@ -389,7 +403,11 @@ async def _answer_read(
         return response
     if request.method == "HEAD":
         return web.Response(status=206, headers=headers)
-    return await _stream(request, headers, first.offset, items)
+    if masking is None:
+        return await _stream(request, headers, first.offset, items, None)
+    headers[MASKED_HEADER] = "true"
+    headers.pop("X-Fragment-Location", None)  # who has that URL needs no token
+    return await _stream(request, headers, first.offset, items, masking(first.offset))
 
 
 async def _stream(
@@ -397,6 +415,7 @@ async def _stream(
     headers: dict[str, str],
     offset: int,
     items: AsyncGenerator[pb.ReadResponse | Chunk],
+    masked: MaskedContent | None,
 ) -> web.StreamResponse:
     """Answer with content as it comes; the trailer says why it ended."""
     response = TrailedResponse(status=206, headers={**headers, "Trailer": "X-Close-Error"})
@@ -404,11 +423,17 @@ async def _stream(
     try:
         async for item in items:
             if isinstance(item, Chunk):
+                content = item.content
                 if not response.prepared:
-                    response.media_type = guess_content_type(item.content)
+                    response.media_type = (
+                        guess_content_type(content) if masked is None else MASKED_MEDIA_TYPE
+                    )
                     await response.prepare(request)
-                await response.write(item.content)
-                offset += len(item.content)
+                if masked is None:
+                    await response.write(content)
+                else:
+                    await masked.write(response, content)
+                offset += len(content)
             elif item.status != pb.OK:
                 closed = pb.Status.Name(item.status)
                 break
@@ -419,6 +444,8 @@ async def _stream(
         closed = str(error)
     if not response.prepared:
         await response.prepare(request)
+    if masked is not None:
+        await response.write(masked.finish())
     await response.finish("X-Close-Error", closed)
     return response
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 
 from aiohttp import web
@@ -21,7 +22,12 @@ from gazette_sdk.broker.process import PERSIST_TIMEOUT_S, Broker, BrokerConfig
 from gazette_sdk.broker.views.calls import cluster_json_methods
 from gazette_sdk.broker.views.members import ClusterMembers
 from gazette_sdk.broker.views.report import ClusterReport
+from gazette_sdk.console.content import ConsoleContent, Masking
 from gazette_sdk.console.mount import PREFIX, console
+from gazette_sdk.errors import UnauthenticatedError
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.authorization import Capability
+from gazette_sdk.protocol.labels import matches_journal, rewrite_prefix
 from gazette_sdk.protocol.rules import MEMBERS_RPC, REPORT_RPC
 from gazette_sdk.retries import run_together
 from gazette_sdk.server.grpc_server import Method
@@ -48,6 +54,7 @@ class ServedBroker:
         tells_etcd: answer ``GET /v1/dev`` with the address of Etcd, by which consumers of a
             cluster for development find it.
         has_console: serve the web console at ``/console/``.
+        content: masks and message types of the console.
     """
 
     def __init__(
@@ -59,6 +66,7 @@ class ServedBroker:
         waits_for_routes: bool = False,
         tells_etcd: bool = False,
         has_console: bool = True,
+        content: ConsoleContent | None = None,
     ) -> None:
         self.server = server
         self.endpoint = server.bind()
@@ -68,6 +76,7 @@ class ServedBroker:
         self._waits_for_routes = waits_for_routes
         self._tells_etcd = tells_etcd
         self._has_console = has_console
+        self._content = content
         self._guard: GuardedJournals | None = None
         self._members: ClusterMembers | None = None
 
@@ -136,9 +145,11 @@ class ServedBroker:
                 allow_origins=self._allow_origins,
             ),
         )
-        if self._has_console:
-            self.server.http.mount(PREFIX, console("broker"))
         gateway = HttpGateway(service, waits_for_routes=self._waits_for_routes)
+        if self._has_console:
+            journals = _ConsoleJournals(self.broker, gateway)
+            page = console("broker", content=self._content, journals=journals)
+            self.server.http.mount(PREFIX, with_call_limit(page))
         self.server.http.mount("/", with_call_limit(gateway))
         await self.server.start()
 
@@ -163,3 +174,35 @@ class ServedBroker:
             await self._members.aclose()
         if self._guard is not None:
             self._guard.audit.close()
+
+
+class _ConsoleJournals:
+    """Journals as the console of a broker reads them.
+
+    Args:
+        broker: the broker.
+        gateway: reads journals, with the tokens of callers.
+    """
+
+    def __init__(self, broker: Broker, gateway: HttpGateway) -> None:
+        self._keyspace = broker.keyspace
+        self._authority = broker.authority
+        self._gateway = gateway
+
+    async def find(self, journal: str, request: web.Request) -> pb.JournalSpec | None:
+        """Return the spec of a journal; None if the caller may not read it: a read refuses that."""
+        authorization = request.headers.get("Authorization")
+        try:
+            claims = self._authority.verify(authorization, Capability.READ, time.time())
+        except UnauthenticatedError:
+            return None
+        entry = self._keyspace.item(journal)
+        if entry is None or not matches_journal(rewrite_prefix(claims.selector), entry.value):
+            return None
+        return entry.value
+
+    async def read(
+        self, request: web.Request, target: Target, masking: Masking | None
+    ) -> web.StreamResponse:
+        """Answer a read of a journal."""
+        return await self._gateway(request, target, masking)

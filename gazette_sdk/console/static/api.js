@@ -13,6 +13,9 @@ export const COMPONENT = document.querySelector("meta[name=component]").content;
 /** True if the server passes changes on without a token; the cluster may ask for one nevertheless. */
 const TAKES_ANY_CHANGE = document.querySelector("meta[name=changes]").content === "any";
 
+const FEATURES = document.querySelector("meta[name=features]").content;
+const HAS_MASKS = FEATURES.includes("masks");
+
 /** Failure of a call. `status` is that of HTTP; 0 where no answer came. */
 export class CallError extends Error {
   constructor(status, message) {
@@ -121,6 +124,10 @@ export async function call(path, body, signal) {
 /** Yield the messages of a stream of JSON lines. */
 export async function* stream(path, body, signal) {
   const response = await request(path, options(body, signal));
+  for await (const line of linesOf(response)) yield unwrap(line);
+}
+
+async function* linesOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
@@ -129,11 +136,11 @@ export async function* stream(path, body, signal) {
       if (done) break;
       const lines = (rest + value).split("\n");
       rest = lines.pop();
-      for (const line of lines) if (line) yield unwrap(JSON.parse(line));
+      for (const line of lines) if (line) yield JSON.parse(line);
     }
-    if (rest.trim()) yield unwrap(JSON.parse(rest));
+    if (rest.trim()) yield JSON.parse(rest);
   } catch (error) {
-    if (error instanceof CallError || error.name === "AbortError") throw error;
+    if (error.name === "AbortError") throw error;
     throw new CallError(0, "the stream broke off");
   } finally {
     reader.cancel().catch(() => {});
@@ -173,11 +180,27 @@ export async function offsetsOf(name, signal) {
   return { begin: Number(found.offset || 0), head: Number(found.writeHead || 0) };
 }
 
+/** URL of a call of the console itself about a journal. */
+const ofConsole = (name, journal) => new URL(`${name}?journal=${encodeURIComponent(journal)}`, import.meta.url).href;
+
+/** Names of the fields of a journal's protobuf messages. */
+export const typesOf = async (name, signal) =>
+  (FEATURES.includes("types") ? call(ofConsole("types", name), undefined, signal) : undefined);
+
+/** Yield {offset, end, frames} of masked content, which is cut into messages. */
+async function* masked(response) {
+  const encoder = new TextEncoder();
+  for await (const { begin, end, text } of linesOf(response)) {
+    const frames = [{ begin, end, kind: text === undefined && "csv", bytes: encoder.encode(text ?? "•••") }];
+    yield { offset: begin ?? end, end, frames: begin === undefined ? [] : frames };
+  }
+}
+
 const RESERVED = /^(v1|debug)\/|^console(\/|$)/;
 
-/** Yield {offset, bytes} of a journal. `block` waits for more at its end. */
+/** Yield {offset, bytes} of a journal, or its messages if they are masked. `block` waits at its end. */
 export async function* content(name, offset, block, signal) {
-  if (RESERVED.test(name)) {
+  if (!HAS_MASKS && RESERVED.test(name)) {
     const body = { journal: name, offset: String(offset), block };
     for await (const message of stream("v1/journals/read", body, signal)) {
       if (!message.content) continue;
@@ -185,8 +208,10 @@ export async function* content(name, offset, block, signal) {
     }
     return;
   }
-  const query = `?offset=${offset}${block ? "&block=true" : ""}`;
-  const response = await request(journalPath(name) + query, { headers: headers(), signal });
+  const query = `offset=${offset}${block ? "&block=true" : ""}`;
+  const url = HAS_MASKS ? `${ofConsole("read", name)}&${query}` : `${journalPath(name)}?${query}`;
+  const response = await request(url, { headers: headers(), signal });
+  if (response.headers.has("X-Console-Masked")) return yield* masked(response);
   const range = /^bytes (\d+)-/.exec(response.headers.get("Content-Range") || "");
   let at = range ? Number(range[1]) : offset;
   const reader = response.body.getReader();

@@ -157,8 +157,8 @@ function nextMagic(bytes, from) {
  *
  * `text` is one line. `value` makes an object of it for filters.
  */
-export function decode(kind, frame) {
-  const message = { begin: frame.begin, end: frame.end, size: frame.bytes.length, kind, uuid: "",
+export function decode(kind, frame, types) {
+  const message = { begin: frame.begin, end: frame.end, size: frame.end - frame.begin, kind, types, uuid: "",
     text: "", error: "", bytes: frame.bytes, time: null, producer: "", clock: null, flags: 0, state: "" };
   if (kind === "json" || kind === "csv") {
     message.text = utf8.decode(frame.bytes).replace(/\r?\n$/, "");
@@ -166,7 +166,7 @@ export function decode(kind, frame) {
     message.uuid = kind === "json" ? jsonUuid(message) : parseCsv(message.text)[0] || "";
   } else if (kind === "fixed" || kind === "log") {
     const isFrame = MAGIC.every((byte, index) => frame.bytes[index] === byte);
-    const fields = isFrame ? wireFields(frame.bytes.subarray(8)) : null;
+    const fields = isFrame ? wireFields(frame.bytes.subarray(8), 0, types) : null;
     message.text = fields ? wireText(fields) : toHex(frame.bytes.subarray(isFrame ? 8 : 0, 512));
     if (!isFrame && kind === "log") message.text = `content of a file, ${frame.bytes.length} bytes: ${message.text.slice(0, 128)}…`;
     else if (!isFrame) message.error = "no frame";
@@ -200,7 +200,7 @@ export function valueOf(message) {
     if (message.kind === "json") return JSON.parse(message.text);
     if (message.kind === "csv") return parseCsv(message.text);
     if (message.clock === null && message.kind === "log" && message.text.startsWith("content")) return message.text;
-    if ((message.kind === "fixed" || message.kind === "log") && message.bytes) return wireObject(wireFields(message.bytes.subarray(8)) || []);
+    if ((message.kind === "fixed" || message.kind === "log") && message.bytes) return wireObject(wireFields(message.bytes.subarray(8), 0, message.types) || []);
   } catch { /* no value */ }
   return message.text;
 }
@@ -229,8 +229,11 @@ function hexRow(bytes) {
 
 // ---------------------------------------------------------------- protobuf without a schema
 
-/** Fields {number, type, value} of a protobuf message, or null if the bytes are none. */
-export function wireFields(bytes, depth = 0) {
+/**
+ * Fields {number, value} of a protobuf message, or null if the bytes are none. With {root, types} of
+ * a descriptor set `number` is a name where that has one: types[root][number] is [name, type, of].
+ */
+export function wireFields(bytes, depth = 0, { root, types } = {}) {
   const fields = [];
   let at = 0;
   const varint = () => {
@@ -243,28 +246,47 @@ export function wireFields(bytes, depth = 0) {
     }
     return null;
   };
+  const scalar = (type, kind, of) => {
+    if (type === 0) {
+      const value = varint();
+      if (value === null || !kind) return value;
+      if (kind > 16) return (value >> 1n) ^ -(value & 1n);
+      return kind === 8 ? value > 0n : types[of]?.[value] ?? BigInt.asIntN(kind === 4 ? 65 : 64, value);
+    }
+    const size = type === 1 ? 8 : 4;
+    if (at + size > bytes.length) return null;
+    const view = new DataView(bytes.buffer, bytes.byteOffset + at, size);
+    at += size;
+    const float = size === 8 ? view.getFloat64(0, true) : view.getFloat32(0, true);
+    if (kind < 3) return float;
+    const integer = size === 8 ? view.getBigUint64(0, true) : view.getUint32(0, true);
+    if (!kind) return likelyNumber(float, integer);
+    return kind > 14 ? BigInt.asIntN(size * 8, BigInt(integer)) : integer;
+  };
   while (at < bytes.length) {
     const tag = varint();
     if (tag === null || tag >> 3n === 0n || tag > 0xffffffffn) return null;
-    const number = Number(tag >> 3n);
+    const [number, kind, of] = types?.[root]?.[tag >> 3n] || [Number(tag >> 3n)];
     const type = Number(tag & 7n);
-    let value;
-    if (type === 0) {
-      value = varint();
-      if (value === null) return null;
-    } else if (type === 1 || type === 5) {
-      const size = type === 1 ? 8 : 4;
-      if (at + size > bytes.length) return null;
-      const view = new DataView(bytes.buffer, bytes.byteOffset + at, size);
-      value = size === 8 ? likelyNumber(view.getFloat64(0, true), view.getBigUint64(0, true)) : likelyNumber(view.getFloat32(0, true), view.getUint32(0, true));
-      at += size;
-    } else if (type === 2) {
+    if (![0, 1, 2, 5].includes(type)) return null;
+    let end = at + 1;
+    const isPacked = type === 2 && kind && ![9, 11, 12].includes(kind);
+    if (type === 2) {
       const length = varint();
       if (length === null || at + Number(length) > bytes.length) return null;
-      value = lengthDelimited(bytes.subarray(at, at + Number(length)), depth);
-      at += Number(length);
-    } else return null;
-    fields.push({ number, type, value });
+      end = at + Number(length);
+    }
+    if (type === 2 && !isPacked) {
+      const content = bytes.subarray(at, at = end);
+      const inner = kind === 11 && wireFields(content, depth + 1, { root: of, types });
+      fields.push({ number, value: inner ? { fields: inner } : lengthDelimited(content, depth) });
+    } else {
+      while (at < end) {
+        const value = scalar(isPacked ? { 1: 1, 6: 1, 16: 1, 2: 5, 7: 5, 15: 5 }[kind] || 0 : type, kind, of);
+        if (value === null) return null;
+        fields.push({ number, value });
+      }
+    }
   }
   return fields;
 }
@@ -300,7 +322,7 @@ function wireObject(fields) {
 
 function wireText(fields) {
   return fields.map(({ number, value }) => {
-    if (typeof value === "bigint" || typeof value === "number") return `${number}: ${value}`;
+    if (typeof value !== "object") return `${number}: ${value}`;
     if (value.fields) return `${number} {${wireText(value.fields)}}`;
     return `${number}: ${value.text !== undefined ? JSON.stringify(value.text) : value.uuid || `0x${value.hex}`}`;
   }).join("  ");

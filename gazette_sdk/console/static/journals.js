@@ -1,6 +1,6 @@
 // Pages of journals: the list, and one journal with its messages, fragments, replicas and spec.
 import { useEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
-import { CallError, call, content, first, journalUrl, mayApply, memberName, offsetsOf, pause, resolved, useCall, usePages, useToken } from "./api.js";
+import { CallError, call, content, first, journalUrl, mayApply, memberName, offsetsOf, pause, resolved, typesOf, useCall, usePages, useToken } from "./api.js";
 import { ACK_COMMIT, ACK_ROLLBACK, ACKNOWLEDGE, COMMITTED, CONTINUE, Cutter, DUPLICATE, OUTSIDE, PENDING, ROLLED_BACK, SEEK_BYTES, Sequencer, decode, kindOf, parseFilter, toHex, valueOf } from "./decode.js";
 import { Change, Command, Copy, Empty, Failure, Fragment, Loaded, Maybe, Path, Search, Skeleton, Stale, State, StateFilter, Tabs, VirtualTable, announce, bytes, clock, count, duration, html, journalLink, journalState, quoted, rate, setQuery, shortClock, since, useKeys, useSearch } from "./parts.js";
 
@@ -231,6 +231,7 @@ class Scan {
     this.sequencer = new Sequencer();
     this.changed();
     try {
+      this.types = kind === "fixed" ? await typesOf(name, signal) : undefined;
       const known = given || await offsetsOf(name, signal);
       this.head = known.head;
       const wanted = typeof from === "function" ? await from(known, signal) : from;
@@ -306,9 +307,12 @@ class Scan {
     this.changed();
   }
 
-  #take({ offset, bytes: chunk }) {
-    for (const frame of this.cutter.push(chunk, offset)) {
-      const message = decode(this.kind, frame);
+  #take({ offset, bytes: chunk, frames, end = offset + chunk?.length }) {
+    this.isMasked = Boolean(frames);
+    if (frames && !frames.length && end < this.head) return; // the rest is read again
+    if (frames && this.cutter.isMiddle) [this.cutter.isMiddle] = [false, frames.pop()];
+    for (const frame of frames || this.cutter.push(chunk, offset)) {
+      const message = decode(frame.kind || this.kind, frame, this.types);
       this.sequencer.push(message);
       if (message.begin < this.target) continue;
       let isHit = true;
@@ -324,8 +328,8 @@ class Scan {
         this.hits++;
       }
     }
-    this.scanned += chunk.length;
-    this.offset = offset + chunk.length;
+    this.scanned += end - offset;
+    this.offset = end;
     this.head = Math.max(this.head, this.offset);
     this.phase = this.isLive && this.offset >= this.head ? "waiting" : this.phase;
     if (this.rows.length > ROWS_MAX + 500) {
@@ -415,6 +419,7 @@ function Messages({ name, row, query }) {
         ${text !== (query.filter || "") && !wrong && html`<button type="submit">Apply</button>`}</form>
       <label class="check"><input type="checkbox" checked=${onlyCommitted} onChange=${() => setQuery({ committed: onlyCommitted ? "" : "1" })} /> committed only</label>
     </div>
+    ${scan.isMasked && html`<p class="stale">Masked by this console. A token with READ can read the journal itself.</p>`}
     ${wrong && html`<p class="stale" role="alert"><${State} tone="warn">Filter<//> ${wrong}</p>`}
     ${scan.error && (rows.length || isLive ? html`<p class="stale" role="status"><${State} tone="warn">Reading again<//> ${scan.error.message}</p>` : html`<${Failure} error=${scan.error} what="reading this journal" onRetry=${start} />`)}
     ${rows.length === 0 && !scan.error ? (scan.phase === "reading" ? html`<${Skeleton} rows=${8} />`
