@@ -9,33 +9,24 @@ a second table, for each token that asks.
 from __future__ import annotations
 
 import asyncio
-import base64
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import orjson
-
 from gazette_sdk.broker.listing import Listing
 from gazette_sdk.broker.views.heads import HEADS_MAX, HeadOf, Heads
 from gazette_sdk.cluster.broker_keys import BrokerAssignment, JournalEntry, is_consistent
-from gazette_sdk.errors import CallError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol.authorization import Capability, Claims
 from gazette_sdk.protocol.journal_spec import desired_replication, is_suspended, may_read
 from gazette_sdk.protocol.labels import Matcher, rewrite_prefix
 from gazette_sdk.server.authorization import Call
+from gazette_sdk.server.paging import PageCut
 from gazette_sdk.transport.loop import LoopSlices
-
-LIMIT = 100
-"""Rows of a page where the request does not say."""
-
-LIMIT_MAX = 500
-"""Greatest number of rows of a page."""
 
 HEADS_AGE_S = 2.0
 """Age of the heads of all journals from which they are asked for again."""
@@ -163,87 +154,35 @@ class _Selection:
     states: Mapping[str, int]
 
 
-class Cursor(NamedTuple):
-    """Place between two rows of an order.
-
-    Attributes:
-        sort: the order.
-        descending: True if it is reversed.
-        value: value of the last row before it.
-        name: name of that row.
-    """
-
-    sort: int
-    descending: bool
-    value: float
-    name: str
-
-    def encode(self) -> str:
-        """Return it as text, for the next request."""
-        return base64.urlsafe_b64encode(orjson.dumps(tuple(self))).decode().rstrip("=")
-
-    @classmethod
-    def decode(cls, request: clpb.JournalsPageRequest) -> Cursor | None:
-        """Return the place after which a page begins; None for the first page.
-
-        Raises:
-            CallError: it is none, or is of another order.
-        """
-        if not request.after:
-            return None
-        try:
-            padded = request.after + "=" * (-len(request.after) % 4)
-            sort, descending, value, name = orjson.loads(base64.urlsafe_b64decode(padded))
-            cursor = cls(int(sort), bool(descending), float(value), str(name))
-        except (ValueError, TypeError) as error:
-            raise _invalid("`after` is not the `next` of an earlier page") from error
-        if (cursor.sort, cursor.descending) != (request.sort, request.descending):
-            raise _invalid("`after` is of a page in another order: leave it out for the first page")
-        return cursor
-
-
-def page_of(
-    lines: Sequence[Line],
-    values: Sequence[float],
-    request: clpb.JournalsPageRequest,
-    cursor: Cursor | None,
-    limit: int,
+async def cut_page(
+    cut: PageCut[Line], lines: Sequence[Line], values: Sequence[float | None]
 ) -> tuple[Sequence[Line], str]:
-    """Return the lines of a page, and the place of the next one; empty if it is the last.
+    """Return the lines of a page, and the cursor of the next one; empty if it is the last.
 
     Args:
+        cut: cut of the page.
         lines: lines in the order of their names.
         values: the value of each by which they are sorted; empty to sort by name alone.
-        request: has the order, and the number of lines that are passed over.
-        cursor: place after which the page begins; None for the first one.
-        limit: greatest number of lines.
     """
-    descending = request.descending
-    order: Sequence[int] = range(len(lines))
-    if values:  # names ascend among equal values: the sort is stable, in both directions
-        order = sorted(order, key=values.__getitem__, reverse=descending)
-    elif descending:
-        order = order[::-1]
+    if not values:
+        for line in _near(cut, lines):
+            cut.add(None, line.item.id, line)
+        return cut.rows()
+    slices = LoopSlices()
+    for line, value in zip(lines, values, strict=True):
+        await slices.rest()
+        cut.add(value, line.item.id, line)
+    return cut.rows()
 
-    def place(at: int) -> tuple[float, str]:
-        return (-values[at] if descending else values[at]), lines[at].item.id
 
-    begin = 0
-    if cursor is not None and values:
-        value = -cursor.value if descending else cursor.value
-        begin = bisect_right(order, (value, cursor.name), key=place)
-    elif cursor is not None:
-        names = _Names(lines)
-        after = bisect_right(names, cursor.name)
-        before = after - (after > 0 and names[after - 1] == cursor.name)
-        begin = len(lines) - before if descending else after
-    begin += request.skip
-    page = [lines[at] for at in order[begin : begin + limit]]
-    if begin + limit >= len(lines) or not page:
-        return page, ""
-    last = order[begin + limit - 1]
-    value = values[last] if values else 0.0
-    return page, Cursor(request.sort, descending, value, lines[last].item.id).encode()
+def _near(cut: PageCut[Line], lines: Sequence[Line]) -> Sequence[Line]:
+    """Return the lines that a page by names may have: no others need to be looked at."""
+    names, after = _Names(lines), cut.after
+    if cut.descending:
+        end = len(lines) if after is None else bisect_left(names, after.id)
+        return lines[max(end - cut.kept, 0) : end]
+    begin = 0 if after is None else bisect_right(names, after.id)
+    return lines[begin : begin + cut.kept]
 
 
 class _Names(Sequence[str]):
@@ -299,12 +238,11 @@ class JournalPages:
         Raises:
             CallError: the request is malformed.
         """
-        limit = _limit_of(request)
-        cursor = Cursor.decode(request)
+        cut = PageCut[Line].of(request, sorts=clpb.JournalSort.values(), by_id=clpb.BY_NAME)
         table = await self._made_table()
         selection = await self._select(table, request, claims)
         values = await self._values(table, selection.lines, request.sort, claims, call)
-        lines, following = page_of(selection.lines, values, request, cursor, limit)
+        lines, following = await cut_page(cut, selection.lines, values)
         response = clpb.JournalsPageResponse(
             header=self._listing.header(),
             total=len(selection.lines),
@@ -404,22 +342,22 @@ class JournalPages:
 
     async def _values(
         self, table: _Table, lines: Sequence[Line], sort: int, claims: Claims, call: Call
-    ) -> Sequence[float]:
+    ) -> Sequence[float | None]:
         """Return the values by which lines are sorted; none to sort by name.
 
-        Unknown values, and those that the caller may not see, are less than all others.
+        Values that are unknown, or that the caller may not see, are None.
         """
         if sort == clpb.BY_NAME:
             return ()
-        slices, values = LoopSlices(), []
+        slices, values = LoopSlices(), list[float | None]()
         value_of = _SPEC_VALUES.get(sort)
         if value_of is None:
             heads = await self._heads_to_sort(table, lines, claims, call)
             at = _HEAD_VALUES[sort]
 
-            def value_of(line: Line) -> float:
+            def value_of(line: Line) -> float | None:
                 found = heads.get(line.item.id)
-                return -1.0 if found is None else found[at]
+                return None if found is None else found[at]
 
         for line in lines:
             await slices.rest()
@@ -494,13 +432,13 @@ class JournalPages:
         response.rows.extend(rows)
 
 
-_HeadValues = tuple[float, float, float, float]
+_HeadValues = tuple[float | None, float | None, float | None, float | None]
 """Head, rate, size and unstored bytes of a journal, as they are sorted."""
 
 
 def _head_values(head: HeadOf) -> _HeadValues:
     head_offset, rate, size, unstored = (
-        float(getattr(head, name)) if head.HasField(name) else -1.0
+        float(getattr(head, name)) if head.HasField(name) else None
         for name in ("head", "rate", "size", "unstored")
     )
     return head_offset, rate, size, unstored
@@ -513,7 +451,7 @@ _HEAD_VALUES: Mapping[int, int] = {
     clpb.BY_UNSTORED: 3,
 }
 
-_SPEC_VALUES: Mapping[int, Callable[[Line], float]] = {
+_SPEC_VALUES: Mapping[int, Callable[[Line], float | None]] = {
     clpb.BY_STATE: lambda line: line.state,
     clpb.BY_REPLICATION: lambda line: line.item.value.replication,
 }
@@ -589,22 +527,3 @@ def _set_head(row: Row, head: HeadOf) -> None:
     for name in ("head", "begin", "size", "unstored", "rate"):
         if head.HasField(name):
             setattr(row, name, getattr(head, name))
-
-
-def _limit_of(request: clpb.JournalsPageRequest) -> int:
-    """Return the greatest number of rows of a page.
-
-    Raises:
-        CallError: a number of the request is out of its bounds.
-    """
-    if not 0 <= request.limit <= LIMIT_MAX:
-        raise _invalid(f"`limit` is {request.limit}: ask for 1 to {LIMIT_MAX} rows")
-    if request.skip < 0:
-        raise _invalid(f"`skip` is {request.skip}: it must not be negative")
-    if request.sort not in clpb.JournalSort.values():
-        raise _invalid(f"`sort` is {request.sort}: there is no such order")
-    return request.limit or LIMIT
-
-
-def _invalid(text: str) -> CallError:
-    return CallError(text, code="INVALID_ARGUMENT")

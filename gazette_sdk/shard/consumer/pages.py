@@ -11,15 +11,14 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
 from google.protobuf.message import Message
 
 from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace
-from gazette_sdk.errors import CallError, GazetteError, UnauthenticatedError
+from gazette_sdk.errors import GazetteError, UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol import consumer_pb2 as cpb
@@ -38,18 +37,13 @@ from gazette_sdk.protocol.shard_spec import (
 from gazette_sdk.server.authorization import Authorization, Call
 from gazette_sdk.server.grpc_server import Method
 from gazette_sdk.server.json_gateway import JsonUnary
+from gazette_sdk.server.paging import PageCut
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.lag import PERIOD_S, ShardLags
 from gazette_sdk.shard.consumer.resolver import ServedShard, ShardResolver
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.loop import LoopSlices
 from gazette_sdk.transport.wire import Peer
-
-ROWS = 100
-"""Rows of a page, unless another number is asked for."""
-
-ROWS_MAX = 500
-"""Greatest number of rows of a page."""
 
 PEER_TIMEOUT_S = 1.0
 """Bound of the calls of other processes. What they alone know is left out after that."""
@@ -60,7 +54,6 @@ LAGGING_S = 60.0
 DISABLED = "DISABLED"
 """State of a shard that is assigned to no process, by its spec."""
 
-_SORTED_ROWS = 512
 _UNASKED = object()
 _log = logging.getLogger(__name__)
 
@@ -88,14 +81,11 @@ class _Listed:
     text: str
 
 
-_Key = tuple[bool, Any, str]
-"""Place of a row in an order: unknown values last, then the value, then the id."""
-
 _Progress = Mapping[str, clpb.ShardsPageResponse.Row]
 """By shard, what its primary knows."""
 
 _VALUES: Mapping[int, Callable[[_Listed, clpb.ShardsPageResponse.Row | None], Any]] = {
-    clpb.BY_ID: lambda _, __: 0,
+    clpb.BY_ID: lambda _, __: None,
     clpb.BY_SHARD_STATE: lambda listed, _: listed.code,
     clpb.BY_LAG_BYTES: lambda _, row: _optional(row, "lag_bytes"),
     clpb.BY_LAG_SECONDS: lambda _, row: _optional(row, "lag_s"),
@@ -151,7 +141,7 @@ class ShardPages:
             async with self._authorization.bound(claims, call):
                 return await self._local_page(claims)
         claims, may_read = self._claims(call)
-        cut = _Cut.of(request)
+        cut = PageCut[_Listed].of(request, sorts=_VALUES, by_id=clpb.BY_ID)
         async with self._authorization.bound(claims, call):
             progress = await self._progress(call) if may_read else {}
             return await self._page(request, cut, claims, progress)
@@ -166,7 +156,7 @@ class ShardPages:
     async def _page(
         self,
         request: clpb.ShardsPageRequest,
-        cut: _Cut,
+        cut: PageCut[_Listed],
         claims: Claims,
         progress: _Progress,
     ) -> clpb.ShardsPageResponse:
@@ -412,79 +402,6 @@ class _Asked:
 
     def is_over(self, now: float) -> bool:
         return self.is_stale(now) and not self.lock.locked()
-
-
-class _Cut:
-    """Cut of one page out of all rows, which come in any order.
-
-    It keeps the rows of the page, those that are passed over, and one more. Rows are sorted some
-    hundreds at a time: sorting all would hold the event loop.
-    """
-
-    def __init__(self, after: _Key | None, skip: int, limit: int, *, descending: bool) -> None:
-        self._after = after
-        self._skip = skip
-        self._limit = limit
-        self._descending = descending
-        self._best: list[tuple[_Key, _Listed]] = []
-        self._new: list[tuple[_Key, _Listed]] = []
-
-    @classmethod
-    def of(cls, request: clpb.ShardsPageRequest) -> _Cut:
-        """Return the cut of a request.
-
-        Raises:
-            CallError: the request is malformed.
-        """
-        if not 0 <= request.limit <= ROWS_MAX:
-            raise _invalid(f"a page has {ROWS_MAX} rows at most: lower the limit {request.limit}")
-        if request.skip < 0:
-            raise _invalid(f"skip {request.skip} is negative: give the number of rows to pass over")
-        if request.sort not in _VALUES:
-            raise _invalid(f"there is no order {request.sort}: use one of ShardSort")
-        after = _parse_key(request.after) if request.after else None
-        return cls(after, request.skip, request.limit or ROWS, descending=request.descending)
-
-    def add(self, value: Any, shard: str, listed: _Listed) -> None:
-        """Add a row."""
-        key = ((value is None) != self._descending, 0 if value is None else value, shard)
-        if self._after is None or (key < self._after if self._descending else key > self._after):
-            self._new.append((key, listed))
-            if len(self._new) >= _SORTED_ROWS:
-                self._sort()
-
-    def _sort(self) -> None:
-        self._best = sorted(
-            (*self._best, *self._new), key=lambda each: each[0], reverse=self._descending
-        )[: self._skip + self._limit + 1]
-        self._new = []
-
-    def rows(self) -> tuple[Iterable[_Listed], str]:
-        """Return the rows of the page, and the cursor of the next one; empty at the last."""
-        self._sort()
-        page = self._best[self._skip : self._skip + self._limit]
-        has_more = len(self._best) > self._skip + self._limit
-        cursor = orjson.dumps(page[-1][0]).decode() if has_more and page else ""
-        return [listed for _, listed in page], cursor
-
-
-def _parse_key(text: str) -> _Key:
-    """Return the place of a cursor.
-
-    Raises:
-        CallError: it is none.
-    """
-    try:
-        match orjson.loads(text):
-            case [bool() as is_last, int() | float() as value, str() as shard]:
-                return is_last, value, shard
-    except orjson.JSONDecodeError:
-        pass
-    raise _invalid("the cursor is not one of an earlier page: give `next` of that page, unchanged")
-
-
-def _invalid(text: str) -> CallError:
-    return CallError(text, code="INVALID_ARGUMENT")
 
 
 # ---------------------------------------------------------------- on the wires

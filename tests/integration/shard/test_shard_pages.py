@@ -188,12 +188,12 @@ async def test_rows_are_searched_filtered_sorted_and_cut_into_pages(etcd):
 @pytest.mark.parametrize(
     ("request_", "remedy"),
     [
-        (clpb.ShardsPageRequest(limit=501), "lower the limit"),
-        (clpb.ShardsPageRequest(limit=-1), "lower the limit"),
-        (clpb.ShardsPageRequest(skip=-1), "number of rows to pass over"),
-        (clpb.ShardsPageRequest(sort=9), "one of ShardSort"),
-        (clpb.ShardsPageRequest(after="shard-A"), "give `next` of that page"),
-        (clpb.ShardsPageRequest(after="[1]"), "give `next` of that page"),
+        (clpb.ShardsPageRequest(limit=501), "ask for 1 to 500 rows"),
+        (clpb.ShardsPageRequest(limit=-1), "ask for 1 to 500 rows"),
+        (clpb.ShardsPageRequest(skip=-1), "must not be negative"),
+        (clpb.ShardsPageRequest(sort=9), "there is no such order"),
+        (clpb.ShardsPageRequest(after="shard-A"), "not the `next` of an earlier page"),
+        (clpb.ShardsPageRequest(after="[1]"), "not the `next` of an earlier page"),
     ],
 )
 def test_malformed_requests_say_what_to_change(etcd, request_, remedy):
