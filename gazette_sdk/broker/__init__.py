@@ -5,7 +5,6 @@ reading order:
 
 - ``metrics``: Metrics of the broker (broker section 19), without those of stores and of the
   allocator.
-- ``member_calls``: Calls of other members of the cluster, on behalf of a caller.
 - ``listing``: Listings and stores: List with its watch, Apply, ListFragments and
   FragmentStoreHealth (broker section 14).
 - ``failover``: Fail-over before a lease ends: dead brokers are deposed, cut or frozen replicas

@@ -28,7 +28,6 @@ from gazette_sdk.broker.failover.failover import Failover
 from gazette_sdk.broker.fragments.persister import Persister
 from gazette_sdk.broker.fragments.refresh import Retention, UnstoredCopies, refresh_index
 from gazette_sdk.broker.listing import Listing
-from gazette_sdk.broker.member_calls import MemberCalls
 from gazette_sdk.broker.metrics import CarriedBytes
 from gazette_sdk.broker.read import ReadServer
 from gazette_sdk.broker.recovery.custody import TASKS as CUSTODY_TASKS
@@ -67,6 +66,7 @@ from gazette_sdk.protocol.journal_spec import DEFAULT_MAX_REPLICATION
 from gazette_sdk.protocol.rules import validate_broker_spec
 from gazette_sdk.server.authorization import Authorization
 from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.member_calls import MemberCalls
 from gazette_sdk.transport.stream.wire import ChosenTransport
 from gazette_sdk.transport.wire import Tls
 

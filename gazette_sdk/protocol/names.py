@@ -503,6 +503,16 @@ def is_local(endpoint: str) -> bool:
         return host == "localhost"
 
 
+def may_send_token(ours: str, endpoint: str) -> bool:
+    """Return True if a caller's token may be sent on: not from TLS to a network without it.
+
+    Args:
+        ours: endpoint at which the token was received.
+        endpoint: that of the member.
+    """
+    return not is_tls(ours) or is_tls(endpoint) or is_local(endpoint)
+
+
 # ---------------------------------------------------------------- URLs
 
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f]")

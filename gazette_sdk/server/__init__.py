@@ -22,6 +22,8 @@ In reading order:
 - ``settings``: Option groups of server processes (cli sections 2 and 3.1).
 - ``tls``: TLS of a server's public port (operations section 1).
 - ``debug``: Diagnostics under ``/debug/`` (operations section 1).
+- ``paging``: Pages of rows: orders, cursors, and the cut of one page out of all rows.
+- ``members``: Members of a cluster: what each knows of itself, and requests to another one.
 - ``stream``: Calls of one connection of the stream transport, served in their order.
 - ``stream_server``: The stream transport, at a server.
 - ``process``: Server: a public port and all protocols on it.

@@ -39,7 +39,7 @@ from gazette_sdk.errors import (
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability, Claims
-from gazette_sdk.protocol.names import is_local, is_tls
+from gazette_sdk.protocol.names import is_tls, may_send_token
 from gazette_sdk.protocol.rules import validate_process_id
 from gazette_sdk.server.http import CONTENT_HEADERS, Target, origin_form, quote_path
 from gazette_sdk.server.json_gateway import (
@@ -447,16 +447,6 @@ def _dialled(endpoint: str) -> tuple[str, aiohttp.BaseConnector | None]:
     if parts.scheme == "unix":
         return "http://localhost", aiohttp.UnixConnector(path=parts.path)
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}", None
-
-
-def may_send_token(ours: str, endpoint: str) -> bool:
-    """Return True if a caller's token may be sent on: not from TLS to a network without it.
-
-    Args:
-        ours: endpoint at which the token was received.
-        endpoint: that of the member.
-    """
-    return not is_tls(ours) or is_tls(endpoint) or is_local(endpoint)
 
 
 def _refused(text: str) -> CallError:

@@ -12,6 +12,7 @@ Read in this order:
 - ``router``: Broker, token and route of each call; the route of a journal's appends.
 - ``connect``: From a URL to a transport.
 - ``grpc``: Journals over gRPC: the wire that every Gazette broker speaks.
+- ``member_calls``: Calls of other members of the cluster, on behalf of a caller.
 - ``fragment_store``: Journals straight from a fragment store, without a broker. Read-only.
 - ``stream``: Journals over the stream transport: our own wire, made for speed from Python.
 """

@@ -25,6 +25,7 @@ from gazette_sdk.shard.consumer.pages import ShardPages, json_page_methods, page
 from gazette_sdk.shard.consumer.resolver import ShardResolver
 from gazette_sdk.shard.consumer.service import ShardService, json_methods, shard_methods
 from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.member_calls import MemberCalls
 from support.memory_transport import MemoryTransport
 
 ROOT = "/gazette/consumers/app"
@@ -217,6 +218,7 @@ async def served_shards(
         value = consumer_spec(suffix, endpoint).SerializeToString()
         await etcd.put(member_key(ROOT, "zone", suffix), value)
         keyspace = ConsumerKeySpace(ROOT)
+        members = MemberCalls(keyspace, process_id(suffix), endpoint=endpoint)
         resolver, shards = scripted_resolver(keyspace, suffix)
         await keyspace.load(etcd)
         watching = asyncio.create_task(keyspace.watch(etcd, delay_s=0.001))
@@ -234,7 +236,7 @@ async def served_shards(
             resolver=resolver,
             keyspace=keyspace,
             transport=transport or MemoryTransport(),
-            peers=peers,
+            members=members,
             authorization=Authorization(authority),
             application="app",
         )
@@ -248,6 +250,7 @@ async def served_shards(
             )
         finally:
             await server.stop(grace_s=0.5)
+            await members.aclose()
             watching.cancel()
             await asyncio.wait([watching])
 

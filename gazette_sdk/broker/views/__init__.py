@@ -10,5 +10,5 @@
 - ``calls``: Calls of these views: authorization of their callers, and methods for the fronts.
 
 A view costs nothing while no one asks. It has no rights of its own: other brokers are asked with
-the caller's token (:mod:`gazette_sdk.broker.member_calls`).
+the caller's token (:mod:`gazette_sdk.transport.member_calls`).
 """

@@ -22,7 +22,6 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequen
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
-from gazette_sdk.broker.member_calls import MemberCalls
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, implied_route
 from gazette_sdk.cluster.items import AssignmentEntry, ItemEntry, MemberEntry
 from gazette_sdk.cluster.keyspace import Entry
@@ -32,6 +31,7 @@ from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol.rules import EVENTS_RPC
 from gazette_sdk.server.authorization import Call
 from gazette_sdk.server.logging import RECENT, RecentRecord
+from gazette_sdk.transport.member_calls import MemberCalls
 
 RING_EVENTS = 1000
 """Events that a process keeps."""

@@ -17,7 +17,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from gazette_sdk.broker.fragments.persister import Persister
-from gazette_sdk.broker.member_calls import TIME_LIMIT_S, MemberAnswer, MemberCalls
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.resolver import Resolver
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry
@@ -30,6 +29,7 @@ from gazette_sdk.protocol.labels import Matcher, rewrite_prefix
 from gazette_sdk.protocol.rules import HEADS_RPC
 from gazette_sdk.server.authorization import Call
 from gazette_sdk.transport.loop import LoopSlices
+from gazette_sdk.transport.member_calls import TIME_LIMIT_S, MemberAnswer, MemberCalls
 
 HEADS_MAX = 500
 """Greatest number of journals of one call."""

@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 
 from google.protobuf.message import Message
 
-from gazette_sdk.broker.member_calls import MemberAnswer, MemberCalls
 from gazette_sdk.broker.process import Broker
 from gazette_sdk.broker.views.problems import BROKER, MemberFacts
 from gazette_sdk.cluster.consumer_keys import ConsumerDirectory
@@ -31,6 +30,7 @@ from gazette_sdk.protocol.rules import MEMBERS_RPC, SHARD_RPCS_BY_NAME, Rpc
 from gazette_sdk.server.authorization import Call
 from gazette_sdk.server.members import LoopLag, ProcessView, verify_view
 from gazette_sdk.transport.loop import LoopSlices
+from gazette_sdk.transport.member_calls import MemberAnswer, MemberCalls
 from gazette_sdk.transport.wire import Tls
 
 SHARDS_TIMEOUT_S = 2.0

@@ -49,10 +49,9 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Authorizer, Capability
-from gazette_sdk.protocol.names import is_tls
+from gazette_sdk.protocol.names import is_tls, may_send_token
 from gazette_sdk.protocol.rules import HEADS_RPC, MEMBERS_RPC, REPORT_RPC, Rpc
 from gazette_sdk.protocol.shard_spec import recovery_log
-from gazette_sdk.server.members import may_send_token
 from gazette_sdk.server.settings import EtcdSettings
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.transport.connect import connect

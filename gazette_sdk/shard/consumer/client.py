@@ -26,7 +26,7 @@ from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Authorizer, RequestedClaims, claims_for
 from gazette_sdk.protocol.labels import CONTENT_TYPE, RECOVERY_LOG, label_set, value_of
-from gazette_sdk.protocol.names import is_local, is_tls, strip_meta
+from gazette_sdk.protocol.names import may_send_token, strip_meta
 from gazette_sdk.protocol.rules import (
     SCALE_RPC,
     SHARD_RPCS_BY_NAME,
@@ -243,26 +243,6 @@ class ShardClient(AsyncClosable):
                 "CONSUMER_ADDRESS to the address of one"
             ) from error
 
-    async def forward(
-        self, rpc: Rpc, request: Message, peer: Peer, authorization: str | None
-    ) -> Any:
-        """Call another process with a caller's token, which it verifies.
-
-        Args:
-            rpc: the method, of one request and one response.
-            request: the request.
-            peer: the process.
-            authorization: value of the caller's ``authorization`` metadata; None without one.
-
-        Raises:
-            ConfigurationError: the token would be readable on the network.
-            GazetteError: there is no answer.
-        """
-        if authorization is not None:
-            self._check_secrecy(peer)
-        to = Destination(rpc, None, peer, where(peer, self._address), authorization, ())
-        return await self._wire.call(to, request)
-
     def authorization(self, wanted: RequestedClaims, peer: Peer) -> str | None:
         """Return a token that is good for just one call; None where none is needed.
 
@@ -282,12 +262,7 @@ class ShardClient(AsyncClosable):
 
     def _check_secrecy(self, peer: Peer) -> None:
         """Raise a ConfigurationError if a token would be readable on the way to a process."""
-        if (
-            peer != SERVICE
-            and is_tls(self._address)
-            and not is_tls(peer.endpoint)
-            and not is_local(peer.endpoint)
-        ):
+        if peer != SERVICE and not may_send_token(self._address, peer.endpoint):
             raise ConfigurationError(
                 f"the token is not sent to {where(peer, self._address)}: it has no TLS, while "
                 f"{self._address} has; serve TLS on that process"

@@ -18,7 +18,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace
-from gazette_sdk.errors import GazetteError, UnauthenticatedError
+from gazette_sdk.errors import UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol import consumer_pb2 as cpb
@@ -38,15 +38,11 @@ from gazette_sdk.server.authorization import Authorization, Call
 from gazette_sdk.server.grpc_server import Method
 from gazette_sdk.server.json_gateway import JsonUnary
 from gazette_sdk.server.paging import PageCut
-from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.lag import PERIOD_S, ShardLags
 from gazette_sdk.shard.consumer.resolver import ServedShard, ShardResolver
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.loop import LoopSlices
-from gazette_sdk.transport.wire import Peer
-
-PEER_TIMEOUT_S = 1.0
-"""Bound of the calls of other processes. What they alone know is left out after that."""
+from gazette_sdk.transport.member_calls import MemberAnswer, MemberCalls
 
 LAGGING_S = 60.0
 """Lag from which on a shard counts for an autoscaler: less is caught up by itself."""
@@ -103,7 +99,7 @@ class ShardPages:
         resolver: has the shards of this process.
         keyspace: mirror of Etcd.
         transport: to the journals, for write heads and the ages of messages.
-        peers: other processes.
+        members: calls other processes with the tokens of callers.
         authorization: verifies callers.
         application: name of the application.
         max_hot_standbys: cap of the standbys of all shards.
@@ -115,14 +111,14 @@ class ShardPages:
         resolver: ShardResolver[Any],
         keyspace: ConsumerKeySpace,
         transport: Transport,
-        peers: ShardClient,
+        members: MemberCalls,
         authorization: Authorization,
         application: str = "",
         max_hot_standbys: int = DEFAULT_MAX_HOT_STANDBYS,
     ) -> None:
         self._resolver = resolver
         self._keyspace = keyspace
-        self._peers = peers
+        self._members = members
         self._authorization = authorization
         self._application = application
         self._max_hot_standbys = max_hot_standbys
@@ -305,38 +301,24 @@ class ShardPages:
         asked = self._asked.setdefault((rpc.path, call.authorization), _Asked())
         async with asked.lock:
             if asked.is_stale(time.monotonic()):
-                peers = list(self._leading())
-                me = self._resolver.local_id
-
-                async def ask(peer: Peer) -> Any:
-                    if (peer.zone, peer.suffix) == (me.zone, me.suffix):
-                        return await answer_here(request, call)
-                    return await self._ask(rpc, request, call, peer)
-
+                me, leading = self._resolver.local_id, list(self._leading())
+                others = [(each, request) for each in leading if each.id != me]
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(ask(peer)) for peer in peers]
-                asked.answers = {
-                    (peer.zone, peer.suffix): task.result()
-                    for peer, task in zip(peers, tasks, strict=True)
-                }
+                    asking = group.create_task(self._members.ask(rpc, others, call))
+                    answers = {}
+                    if len(others) < len(leading):
+                        answers[me.zone, me.suffix] = await answer_here(request, call)
+                for each in asking.result():
+                    answers[each.member.id.zone, each.member.id.suffix] = _response_of(each)
+                asked.answers = answers
                 asked.at = time.monotonic()
         return asked.answers
 
-    def _leading(self) -> Iterator[Peer]:
+    def _leading(self) -> Iterator[pb.ProcessSpec]:
         """Yield the processes that lead shards."""
         for entry in self._keyspace.members():
             if any(not a.slot for a in self._keyspace.local_assignments(entry.zone, entry.suffix)):
-                yield Peer(entry.zone, entry.suffix, entry.value.process_spec.endpoint)
-
-    async def _ask(self, rpc: Rpc, request: Message, call: Call, peer: Peer) -> Any:
-        """Return the answer of a process; None without one in time."""
-        try:
-            async with asyncio.timeout(PEER_TIMEOUT_S):
-                return await self._peers.forward(rpc, request, peer, call.authorization)
-        except (GazetteError, TimeoutError) as error:
-            fields = {"process": f"{peer.zone}/{peer.suffix}", "err": str(error) or "no answer"}
-            _log.debug("a process does not answer", extra=fields)
-            return None
+                yield entry.value.process_spec
 
     # --------------------------------------------------------------- Scale
 
@@ -387,6 +369,15 @@ class ShardPages:
         me = self._resolver.local_id
         known = self._keyspace.member(me.zone, me.suffix) is not None
         return unrouted_header(me if known else None, self._keyspace.header)
+
+
+def _response_of(answer: MemberAnswer) -> Any:
+    """Return the answer of a process; None without one: what it alone knows is left out."""
+    if answer.error is not None:
+        process = f"{answer.member.id.zone}/{answer.member.id.suffix}"
+        fields = {"process": process, "err": str(answer.error)}
+        _log.debug("a process does not answer", extra=fields)
+    return answer.response
 
 
 @dataclass(slots=True)

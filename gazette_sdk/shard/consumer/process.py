@@ -68,6 +68,7 @@ from gazette_sdk.shard.transaction.consume import OnStep
 from gazette_sdk.shard.transaction.transaction import Process
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wire import Tls
+from gazette_sdk.transport.member_calls import MemberCalls
 from gazette_sdk.user_code import contained, on_worker
 
 SHUTDOWN_TIMEOUT_S = 30.0
@@ -193,6 +194,7 @@ class Consumer:
         self.ended = self._member.ended
         self._id = pb.ProcessSpec.ID(zone=config.zone, suffix=config.suffix)
         self._peers: ShardClient | None = None
+        self._member_calls: MemberCalls | None = None
         self._workers: ThreadPoolExecutor | None = None
         self._queries = Queries()
         self._directory: Path | None = None
@@ -281,6 +283,9 @@ class Consumer:
             authorizer=self.authority if isinstance(self.authority, Authority) else None,
             tls=config.peer_tls,
         )
+        members = self._member_calls = MemberCalls(
+            self.keyspace, self._id, endpoint=config.endpoint, tls=config.peer_tls
+        )
         authorization = Authorization(self.authority)
         generator = ShardGenerator(
             self.application,
@@ -307,7 +312,7 @@ class Consumer:
             resolver=self.resolver,
             keyspace=self.keyspace,
             transport=self._transport,
-            peers=self._peers,
+            members=members,
             authorization=authorization,
             application=self.application.full_name,
             max_hot_standbys=config.max_hot_standbys,
@@ -500,6 +505,8 @@ class Consumer:
         await self._member.cancel("watch", "verifier")  # until now it has answered challenges
         if self._peers is not None:
             await self._peers.aclose()
+        if self._member_calls is not None:
+            await self._member_calls.aclose()
         if self._member.etcd is not None:
             await self._member.etcd.aclose()
         if self._workers is not None:

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from gazette_sdk.cluster.items import member_key
-from gazette_sdk.errors import CallError, ConfigurationError, DeadlineExceededError
+from gazette_sdk.errors import CallError, DeadlineExceededError
 from gazette_sdk.message.uuid import build_uuid, clock_of_time
 from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol import consumer_pb2 as cpb
@@ -21,9 +21,8 @@ from gazette_sdk.protocol.authorization import Capability, FixedToken, authority
 from gazette_sdk.protocol.labels import parse_selector
 from gazette_sdk.protocol.shard_spec import status_name
 from gazette_sdk.server.authorization import Call
-from gazette_sdk.shard.consumer import lag, pages
+from gazette_sdk.shard.consumer import lag
 from gazette_sdk.shard.consumer.client import ShardClient
-from gazette_sdk.transport.wire import Peer, Tls
 from support.etcd import run
 from support.memory_transport import MemoryTransport
 from support.shard_services import ROOT, assign, consumer_spec, put_shard, served_shards, shard_spec
@@ -243,15 +242,6 @@ async def test_a_token_shows_what_its_selector_and_its_capabilities_allow(etcd):
             a.endpoint, authorizer=FixedToken(token(Capability.LIST, selector="team=blue"))
         ) as client:
             assert (await client.scale()).shards_with_lag == 1
-
-
-@scenario
-async def test_a_token_is_not_forwarded_where_it_would_be_readable(etcd):
-    async with ShardClient("https://here:1", tls=Tls()) as client:
-        with pytest.raises(ConfigurationError, match="the token is not sent"):
-            await client.forward(
-                pages.SCALE_RPC, clpb.ScaleRequest(), Peer("z", "peer", "http://far:1"), "Bearer t"
-            )
 
 
 # ---------------------------------------------------------------- other processes

@@ -106,3 +106,11 @@ def test_cleaning_is_idempotent(path):
 )
 def test_only_a_whole_component_climbs(path, climbs):
     assert names.climbs(path) == climbs
+
+
+def test_tokens_are_not_sent_from_tls_to_a_network_without_it():
+    assert names.may_send_token("http://a:80", "http://b:80")
+    assert names.may_send_token("https://a:80", "https://b:80")
+    assert names.may_send_token("https://a:80", "http://localhost:80")
+    assert names.may_send_token("https://a:80", "unix://a/path")
+    assert not names.may_send_token("https://a:80", "http://b:80")

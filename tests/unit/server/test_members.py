@@ -19,7 +19,6 @@ from gazette_sdk.server.members import (
     AT_PREFIX,
     LoopLag,
     MemberGateway,
-    may_send_token,
     parse_path,
     verify_view,
 )
@@ -120,14 +119,6 @@ def test_views_of_a_cluster_need_list_without_a_selector():
             verify_view(authority, refused)
     open_authority = Authority(f"{KEY} AA==")
     assert verify_view(open_authority, None).capability & Capability.READ
-
-
-def test_tokens_are_not_sent_from_tls_to_a_network_without_it():
-    assert may_send_token("http://a:80", "http://b:80")
-    assert may_send_token("https://a:80", "https://b:80")
-    assert may_send_token("https://a:80", "http://localhost:80")
-    assert may_send_token("https://a:80", "unix://a/path")
-    assert not may_send_token("https://a:80", "http://b:80")
 
 
 # ---------------------------------------------------------------- paths

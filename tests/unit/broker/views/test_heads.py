@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette_sdk.broker.fragments.index import Index
-from gazette_sdk.broker.member_calls import MemberAnswer
 from gazette_sdk.broker.views.heads import (
     HEADS_MAX,
     RATE_FORGOTTEN_S,
@@ -27,6 +26,7 @@ from gazette_sdk.protocol.authorization import Capability, Claims
 from gazette_sdk.protocol.labels import parse_selector
 from gazette_sdk.server.authorization import Call
 from gazette_sdk.transport.loop import run
+from gazette_sdk.transport.member_calls import MemberAnswer
 from support.brokers import Mirror, journal_spec
 
 CALL = Call(authorization="Bearer of-the-caller")

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from gazette_sdk.broker.member_calls import MemberCalls
 from gazette_sdk.errors import CallError, DeadlineExceededError, GazetteError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import cluster_pb2 as clpb
@@ -15,6 +14,7 @@ from gazette_sdk.server.authorization import Call
 from gazette_sdk.server.grpc_server import Method
 from gazette_sdk.server.process import Server
 from gazette_sdk.transport.loop import run
+from gazette_sdk.transport.member_calls import MemberCalls
 
 US = pb.ProcessSpec.ID(zone="a", suffix="us-1")
 CALL = Call(authorization="Bearer of-the-caller")

@@ -2,7 +2,7 @@
 
 Answers about a cluster as a whole (:mod:`gazette_sdk.protocol.cluster_pb2`) are put together from
 those of its members. Each call carries the caller's token, which the called member verifies: a
-broker lends no rights of its own. Members are called at the same time, and each has the same time
+process lends no rights of its own. Members are called at the same time, and each has the same time
 limit. One that is down, or is of another implementation and has no such call, is no failure of the
 whole: its answer is an error, for the caller to show.
 """
@@ -12,16 +12,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from google.protobuf.message import Message
 
-from gazette_sdk.cluster.broker_keys import BrokerKeySpace
+from gazette_sdk.cluster.items import ProcessKeySpace
 from gazette_sdk.errors import CallError, DeadlineExceededError, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.names import may_send_token
 from gazette_sdk.protocol.rules import Rpc
-from gazette_sdk.server.authorization import Call
-from gazette_sdk.server.members import may_send_token
 from gazette_sdk.transport.grpc import GrpcWire
 from gazette_sdk.transport.wire import (
     MAX_RECEIVE_BYTES,
@@ -35,6 +34,14 @@ from gazette_sdk.transport.wire import (
 
 TIME_LIMIT_S = 1.0
 """Time limit of a call of one member, its connection included. People wait for the answer."""
+
+
+class Caller(Protocol):
+    """Call on whose behalf members are called."""
+
+    @property
+    def authorization(self) -> str | None:
+        """Value of its ``authorization`` metadata; None without one."""
 
 
 class MemberAnswer(NamedTuple):
@@ -60,9 +67,9 @@ class MemberCalls:
     """Calls of other members.
 
     Args:
-        keyspace: mirror of Etcd, which has the endpoints of brokers.
-        local_id: this broker, which is never called.
-        endpoint: endpoint of this broker, at which callers' tokens are received.
+        keyspace: mirror of Etcd, which has the endpoints of brokers, or of processes of a consumer.
+        local_id: this process, which is not among the others.
+        endpoint: endpoint of this process, at which callers' tokens are received.
         tls: certificates of connections to peers.
         time_limit_s: time limit of a call of one member.
 
@@ -72,7 +79,7 @@ class MemberCalls:
 
     def __init__(
         self,
-        keyspace: BrokerKeySpace,
+        keyspace: ProcessKeySpace[Any, Any, Any],
         local_id: pb.ProcessSpec.ID,
         *,
         endpoint: str,
@@ -96,12 +103,12 @@ class MemberCalls:
         )
 
     def others(self) -> Sequence[pb.ProcessSpec]:
-        """Return the other brokers of the cluster, in the order of their keys."""
+        """Return the other members, in the order of their keys."""
         specs = (entry.value.process_spec for entry in self._keyspace.members())
         return [spec for spec in specs if spec.id != self._local_id]
 
-    async def ask_all(self, rpc: Rpc, request: Message, call: Call) -> Sequence[MemberAnswer]:
-        """Send one request to all other brokers at the same time.
+    async def ask_all(self, rpc: Rpc, request: Message, call: Caller) -> Sequence[MemberAnswer]:
+        """Send one request to all other members at the same time.
 
         Args:
             rpc: a call of one response.
@@ -114,7 +121,7 @@ class MemberCalls:
         return await self.ask(rpc, ((member, request) for member in self.others()), call)
 
     async def ask(
-        self, rpc: Rpc, requests: Iterable[tuple[pb.ProcessSpec, Message]], call: Call
+        self, rpc: Rpc, requests: Iterable[tuple[pb.ProcessSpec, Message]], call: Caller
     ) -> Sequence[MemberAnswer]:
         """Send requests to members at the same time.
 
@@ -129,7 +136,7 @@ class MemberCalls:
         return await asyncio.gather(*(self._ask(rpc, *each, call) for each in requests))
 
     async def _ask(
-        self, rpc: Rpc, member: pb.ProcessSpec, request: Message, call: Call
+        self, rpc: Rpc, member: pb.ProcessSpec, request: Message, call: Caller
     ) -> MemberAnswer:
         try:
             to = self._destination(rpc, member, call)
@@ -142,7 +149,7 @@ class MemberCalls:
             return MemberAnswer(member, error=error)
 
     async def stream(
-        self, rpc: Rpc, request: Message, member: pb.ProcessSpec, call: Call
+        self, rpc: Rpc, request: Message, member: pb.ProcessSpec, call: Caller
     ) -> AsyncGenerator[Message]:
         """Yield the responses of a call of one member, which has no time limit.
 
@@ -165,7 +172,7 @@ class MemberCalls:
         """Close the connections."""
         await self._wire.aclose()
 
-    def _destination(self, rpc: Rpc, member: pb.ProcessSpec, call: Call) -> Destination:
+    def _destination(self, rpc: Rpc, member: pb.ProcessSpec, call: Caller) -> Destination:
         """Return where a call goes, with the caller's token.
 
         Raises:
