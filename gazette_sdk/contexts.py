@@ -1,10 +1,16 @@
-"""Base classes of context managers: a block of ``with`` or ``async with`` ends by closing."""
+"""Base classes of context managers, and the context of tasks.
+
+A block of ``with`` or ``async with`` ends by closing. Log records of a task have the fields that
+its context gives them (:func:`logged_context`), such as the journal that it works for.
+"""
 
 from __future__ import annotations
 
 import abc
 import asyncio
-from types import TracebackType
+import contextvars
+from collections.abc import Mapping
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 
@@ -81,3 +87,16 @@ class Startable(abc.ABC):
         traceback: TracebackType | None,
     ) -> None:
         await asyncio.to_thread(self.__exit__, kind, error, traceback)
+
+
+LOG_FIELDS: contextvars.ContextVar[Mapping[str, str]] = contextvars.ContextVar(
+    "LOG_FIELDS", default=MappingProxyType({})
+)
+"""Fields of the log records of this context, beside their own."""
+
+
+def logged_context(**fields: str) -> contextvars.Context:
+    """Return a copy of the present context whose log records have further fields."""
+    context = contextvars.copy_context()
+    context.run(LOG_FIELDS.set, {**LOG_FIELDS.get(), **fields})
+    return context

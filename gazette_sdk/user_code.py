@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -159,8 +160,9 @@ async def on_worker(
         UserCodeError: it raised what would end an iteration, a task, or the process.
         Exception: whatever else it raises, unless the wait was cancelled.
     """
-    loop = asyncio.get_running_loop()
-    call = loop.run_in_executor(workers, functools.partial(contained, function, *arguments))
+    loop, context = asyncio.get_running_loop(), contextvars.copy_context()
+    working = functools.partial(context.run, contained, function, *arguments)
+    call = loop.run_in_executor(workers, working)
     try:
         return await asyncio.shield(call)
     except asyncio.CancelledError:

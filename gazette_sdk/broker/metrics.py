@@ -1,44 +1,14 @@
 """Metrics of the broker (broker section 19), without those of stores and of the allocator.
 
-The metrics of appends are plain numbers, which collectors read on demand: a counter of
-Prometheus' client takes a lock and costs as much as a write to the page cache.
-
-Prometheus' client appends ``_total`` to the name of every counter. Two of the broker's names end
-in ``_totals`` instead, so these have a collector of our own.
+The metrics of appends are plain numbers, see :mod:`gazette_sdk.meters`. Two of the names end in
+``_totals``, to which Prometheus' client would append ``_total``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from prometheus_client import Counter
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter
-from prometheus_client.metrics_core import CounterMetricFamily, Metric
-from prometheus_client.registry import Collector
-
-
-class Tally(Collector):
-    """Counter without labels as a plain number. Only the event loop changes it.
-
-    Args:
-        name: as exposed, without its ``_total``.
-        documentation: one line.
-        registry: registry to add it to.
-
-    Attributes:
-        value: the count.
-    """
-
-    def __init__(
-        self, name: str, documentation: str, registry: CollectorRegistry = REGISTRY
-    ) -> None:
-        self.value = 0
-        self._name = name
-        self._documentation = documentation
-        registry.register(self)
-
-    def collect(self) -> Iterable[Metric]:
-        """Return the metric."""
-        return [CounterMetricFamily(self._name, self._documentation, value=self.value)]
+from gazette_sdk.meters import PlainHistogram, PlainMetric, Tally
 
 
 class CarriedBytes:
@@ -54,70 +24,6 @@ class CarriedBytes:
     def __init__(self) -> None:
         self.appended = 0
         self.read = 0
-
-
-class Cell:
-    """Number of a metric for values of its labels."""
-
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value: float = 0
-
-
-class PlainMetric(Collector):
-    """Metric with labels, exposed under exactly its name. Only the event loop changes it.
-
-    Args:
-        name: as exposed.
-        documentation: one line.
-        label_names: names of its labels.
-        registry: registry to add it to.
-        kind: type of the metric. A counter has none: the library changes the name of a counter.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        documentation: str,
-        label_names: tuple[str, ...],
-        registry: CollectorRegistry = REGISTRY,
-        kind: str = "unknown",
-    ) -> None:
-        self._name = name
-        self._documentation = documentation
-        self._kind = kind
-        self._label_names = label_names
-        self._cells: dict[tuple[str, ...], Cell] = {}
-        registry.register(self)
-
-    def cell(self, *labels: str) -> Cell:
-        """Return the number for values of its labels, for callers that count often."""
-        found = self._cells.get(labels)
-        if found is None:
-            found = self._cells[labels] = Cell()
-        return found
-
-    def inc(self, *labels: str, by: float = 1) -> None:
-        """Add ``by`` for values of its labels."""
-        self.cell(*labels).value += by
-
-    def remove(self, *labels: str) -> None:
-        """Expose the number for values of its labels no more."""
-        self._cells.pop(labels, None)
-
-    def value(self, *labels: str) -> float:
-        """Return the number for values of its labels; 0 if there is none."""
-        found = self._cells.get(labels)
-        return 0 if found is None else found.value
-
-    def collect(self) -> Iterable[Metric]:
-        """Return the metric."""
-        metric = Metric(self._name, self._documentation, self._kind)
-        for labels, cell in list(self._cells.items()):
-            given = dict(zip(self._label_names, labels, strict=True))
-            metric.add_sample(self._name, given, cell.value)
-        return [metric]
 
 
 SERVER_STARTED = PlainMetric(
@@ -153,3 +59,32 @@ RETENTION_BYTES = Tally(
 SPOOLS_PERSISTED = Counter(
     "gazette_spool_persisted", "Spools uploaded, found in their store, or dropped."
 )
+
+APPEND_SECONDS = PlainHistogram(
+    "gazette_append_seconds",
+    "Time of appends by stage: wait for the journal, sync of replicas where that was needed, "
+    "replicate until all peers have acknowledged, and total, of those that failed, too.",
+    "stage",
+)
+PEER_FAILURES = PlainMetric(
+    "gazette_replication_peer_failures_total",
+    "Replicate streams to a peer that broke.",
+    ("peer",),
+    kind="counter",
+)
+TOPIC_APPEND_BYTES = PlainMetric(
+    "gazette_topic_append_bytes_total",
+    "Bytes appended to journals by their label topic, at their primaries.",
+    ("topic",),
+    kind="counter",
+)
+
+
+def show_journals(*, each: bool) -> None:
+    """Expose metrics of each journal, or only those by topic.
+
+    Args:
+        each: True for a series of each journal.
+    """
+    for metric in (WRITE_HEAD, UNSTORED_MISSING):
+        metric.is_hidden = not each

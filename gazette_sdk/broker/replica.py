@@ -16,13 +16,15 @@ from typing import Any, NamedTuple
 from gazette_sdk.broker.append.content import FlowControl
 from gazette_sdk.broker.append.machine import Terms
 from gazette_sdk.broker.fragments.index import Index
-from gazette_sdk.broker.metrics import UNSTORED_MISSING, WRITE_HEAD
+from gazette_sdk.broker.metrics import TOPIC_APPEND_BYTES, UNSTORED_MISSING, WRITE_HEAD
 from gazette_sdk.broker.replication.pipeline import Pipeline, Signal, Slot
 from gazette_sdk.broker.spool.directory import JournalSpools
 from gazette_sdk.broker.spool.files import CompletedSpool
 from gazette_sdk.broker.spool.spool import Spool
 from gazette_sdk.cluster.broker_keys import BrokerAssignment, JournalEntry
+from gazette_sdk.contexts import logged_context
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.labels import value_of
 
 _log = logging.getLogger(__name__)
 
@@ -110,6 +112,7 @@ class Replica:
         pulse_wanted: True if a pulse was wanted since the last one began.
         wake_pulse: makes a pulse at once; ``None`` while one runs, or none is made.
         write_head: the metric of the offset of the next byte.
+        topic_bytes: the metric of bytes that are appended to the journal's topic.
     """
 
     def __init__(
@@ -146,6 +149,8 @@ class Replica:
         self.wake_pulse: Callable[[], None] | None = None
         self._copying: asyncio.Task[None] | None = None
         self.write_head = WRITE_HEAD.cell(journal)
+        self.topic_bytes = TOPIC_APPEND_BYTES.cell("")
+        self._spec_revision = 0
         self._storage = storage
         self._parts = parts
         self._mark: object = None
@@ -200,6 +205,9 @@ class Replica:
         if self._mark is None and item.value.replication > 1:
             self.index.hold(end=0, is_reported=True)
         self.is_primary = is_primary
+        if item.mod_revision != self._spec_revision:
+            self._spec_revision = item.mod_revision
+            self.topic_bytes = TOPIC_APPEND_BYTES.cell(value_of(item.value.labels, "topic"))
         mark = (
             [(entry.key, entry.mod_revision) for entry in assignments],
             list(item.value.fragment.stores),
@@ -345,7 +353,9 @@ class Replica:
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something which is cancelled when the replica ends."""
-        task = asyncio.get_running_loop().create_task(work, name=f"replica of {self.journal}")
+        task = asyncio.get_running_loop().create_task(
+            work, name=f"replica of {self.journal}", context=logged_context(journal=self.journal)
+        )
         self._tasks.add(task)
         task.add_done_callback(self._finished)
         return task

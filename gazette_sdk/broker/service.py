@@ -8,6 +8,7 @@ responses are the protocol's messages; a call which fails raises a
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 from gazette_sdk.broker.append.append import Appends
 from gazette_sdk.broker.append.common_case import InlineAppends, StartedAppend
 from gazette_sdk.broker.listing import Listing, check_store, list_page
-from gazette_sdk.broker.metrics import SERVER_COMPLETED, SERVER_STARTED
+from gazette_sdk.broker.metrics import APPEND_SECONDS, SERVER_COMPLETED, SERVER_STARTED
 from gazette_sdk.broker.read import FileSpan, ReadServer
 from gazette_sdk.broker.replication.pipeline import Signal
 from gazette_sdk.broker.replication.replicate import HAND_OVER_S, OnBroken, replicate
@@ -39,6 +40,9 @@ ReadItem = pb.ReadResponse | FileSpan | bytes
 """Item of a read: metadata, or content which continues where the item before it ended."""
 
 T = TypeVar("T")
+
+_REPLICATE_SECONDS = APPEND_SECONDS.buckets("replicate")
+_TOTAL_SECONDS = APPEND_SECONDS.buckets("total")
 
 
 @dataclass(slots=True)
@@ -175,7 +179,7 @@ class JournalService:
 
     async def append(self, requests: AsyncIterator[AppendItem], call: Call) -> pb.AppendResponse:
         """Append the content of a stream to a journal, atomically."""
-        with _counted("Append") as outcome, self._tracked():
+        with _counted("Append") as outcome, self._tracked(), _timed_append():
             claims = self._authorization.verify(call, Capability.APPEND)
             opening = await _first_request(requests)
             validate(opening)
@@ -186,13 +190,16 @@ class JournalService:
 
     async def append_acknowledged(self, started: StartedAppend) -> bytes:
         """Wait until an append is acknowledged. Return its encoded response."""
-        result = "<error>"
+        result, begun_s = "<error>", time.monotonic()
         with self._tracked():
             try:
                 await started.acknowledged()
                 result = "ok"
             finally:
                 SERVER_COMPLETED.inc("Append", result)
+                spent_s = time.monotonic() - begun_s  # our own commit is no part that counts
+                _REPLICATE_SECONDS.observe(spent_s)
+                _TOTAL_SECONDS.observe(spent_s)
         return started.response
 
     async def replicate(
@@ -330,6 +337,16 @@ def _counted(operation: str) -> Iterator[_CallOutcome]:
         raise
     name = "ok" if outcome.status == pb.OK else STATUS_NAMES[outcome.status]
     SERVER_COMPLETED.inc(operation, name)
+
+
+@contextmanager
+def _timed_append() -> Iterator[None]:
+    """Count the time of an append, however it ends."""
+    begun_s = time.monotonic()
+    try:
+        yield
+    finally:
+        _TOTAL_SECONDS.observe(time.monotonic() - begun_s)
 
 
 async def until_end(

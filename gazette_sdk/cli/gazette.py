@@ -25,13 +25,13 @@ from gazette_sdk.cli.settings import (
 )
 from gazette_sdk.cli.spark.commands import SPARK_COMMANDS
 from gazette_sdk.server.options import Group
-from gazette_sdk.server.settings import BROKER, CONSOLE, DEBUG, ETCD, LOGGING
+from gazette_sdk.server.settings import BROKER, CONSOLE, DEBUG, ETCD, LOGGING, METRICS
 
 _SERVE = Command(
     "serve",
     "Serve journals as a broker of a cluster",
     "gazette_sdk.cli.serve:run",
-    (BROKER, BROKER_PROCESSES, ETCD, CONSOLE, DEBUG, LOGGING),
+    (BROKER, BROKER_PROCESSES, ETCD, CONSOLE, DEBUG, METRICS, LOGGING),
     details=(
         "gRPC and HTTP share one port. Without --broker.host, or with a loopback name, only this "
         "machine is served; any other name is advertised, and all interfaces are served.\n\n"
@@ -274,7 +274,7 @@ _PRINT_CONFIG = Command(
     "print-config",
     "Print the effective configuration of `serve` as an INI file",
     "gazette_sdk.cli.settings:run",
-    (BROKER, BROKER_PROCESSES, ETCD, CONSOLE, DEBUG, LOGGING, PRINT_CONFIG),
+    (BROKER, BROKER_PROCESSES, ETCD, CONSOLE, DEBUG, METRICS, LOGGING, PRINT_CONFIG),
     details="Defaults are comments. Keys and tokens are shown with --show-secrets only.",
     examples=(("gazette print-config > gazette.ini", "write a first INI file"),),
 )

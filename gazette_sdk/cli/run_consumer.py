@@ -108,7 +108,13 @@ async def run(invocation: Invocation) -> None:
             )
             sys.stdout.flush()
             identity = Identity(
-                settings.zone, settings.id, etcd.address, "consumer", "shards", is_of_dev=is_of_dev
+                settings.zone,
+                settings.id,
+                etcd.address,
+                "consumer",
+                "shards",
+                application.full_name,
+                is_of_dev=is_of_dev,
             )
             try:
                 await serve_until_drained(consumer, stop, identity)

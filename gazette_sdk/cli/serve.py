@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gazette_sdk.broker.api.served import ServedBroker
+from gazette_sdk.broker.metrics import show_journals
 from gazette_sdk.broker.process import BrokerConfig
 from gazette_sdk.broker.spool.directory import Durability, accept_etcd
 from gazette_sdk.cli.processes import options_of_members, run_members
@@ -24,7 +25,7 @@ from gazette_sdk.console.content import ConsoleContent
 from gazette_sdk.errors import ConfigurationError, LeaseLostError
 from gazette_sdk.local_cluster.broker import DEV_VARIABLE
 from gazette_sdk.protocol.authorization import Authority, authority_for
-from gazette_sdk.server.logging import AUDIT
+from gazette_sdk.server.logging import AUDIT, IDENTITY
 from gazette_sdk.server.options import Group, public_values
 from gazette_sdk.server.process import ReloadedFiles, StopSignal, configured_server
 from gazette_sdk.server.settings import (
@@ -32,6 +33,7 @@ from gazette_sdk.server.settings import (
     CONSOLE,
     DEBUG,
     ETCD,
+    METRICS,
     BrokerSettings,
     EtcdSettings,
     pet_name,
@@ -76,6 +78,7 @@ class Identity:
         suffix: its id.
         etcd_endpoint: of its Etcd.
         kind: what it is called: ``broker`` or ``consumer``.
+        component: ``broker``, or the name of the application.
         items: what it serves: ``journals`` or ``shards``.
         is_of_dev: True if its Etcd is that of ``gazette dev``.
     """
@@ -85,6 +88,7 @@ class Identity:
     etcd_endpoint: str
     kind: str
     items: str
+    component: str = "broker"
     is_of_dev: bool = False
 
 
@@ -101,6 +105,7 @@ async def serve_until_drained(member: ServedMember, stop: StopSignal, identity: 
         GazetteError: it cannot start, or has failed.
     """
     extra = {"zone": identity.zone, "id": identity.suffix}
+    IDENTITY.process, IDENTITY.component = f"{identity.zone}/{identity.suffix}", identity.component
     kind, items = identity.kind, identity.items
     starting: asyncio.Future[Any] = asyncio.ensure_future(member.start())
     signalled: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
@@ -175,12 +180,13 @@ async def run(invocation: Invocation) -> None:
         members = options_of_members(given, invocation.settings(DEBUG), count)
         await run_members(invocation, "serve", members)
         return
-    groups: tuple[Group[Any], ...] = (BROKER, ETCD, CONSOLE, DEBUG)
+    groups: tuple[Group[Any], ...] = (BROKER, ETCD, CONSOLE, DEBUG, METRICS)
     configuration = {
         group.title: public_values(group, invocation.settings(group)) for group in groups
     }
     _log.info("broker configuration", extra={"version": invocation.version, **configuration})
     AUDIT.setLevel(logging.INFO)  # --broker.audit decides on records, not --log.level
+    show_journals(each=invocation.settings(METRICS).journals == "all")
     server = configured_server(settings, invocation.settings(DEBUG))
     _warn_of_open_access(settings)
     is_of_dev = DEV_VARIABLE in invocation.environ

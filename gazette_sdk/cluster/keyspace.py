@@ -12,10 +12,12 @@ import enum
 import heapq
 import itertools
 import logging
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from gazette_sdk.cluster.etcd import Etcd
@@ -144,6 +146,7 @@ class KeySpace:
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         self._waiter_numbers = itertools.count()
         self._end: BaseException | None = None
+        self._lost_at = 0.0  # monotonic time since which no watch works
 
     # -------------------------------------------------------------- reading
 
@@ -268,6 +271,7 @@ class KeySpace:
                 refused, it is another cluster. Restart the process.
         """
         self._end = None
+        self._lost_at = time.monotonic()
         try:
             await self._follow(etcd, delay_s)
         except BaseException as error:
@@ -354,7 +358,9 @@ class KeySpace:
         try:
             await self._check_history(etcd)
             while True:
-                watch = etcd.watch(self.root.encode(), start, on_created=outage.ended)
+                watch = etcd.watch(
+                    self.root.encode(), start, on_created=partial(self._watching, outage)
+                )
                 try:
                     async with aclosing(watch) as batches:
                         async for batch in batches:
@@ -366,7 +372,18 @@ class KeySpace:
                     await queue.put(WatchBatch(header, ()))
                     start = header.revision + 1
         except GazetteError as error:
+            self._lost_at = self._lost_at or time.monotonic()
             await queue.put(error)
+
+    def _watching(self, outage: Outage) -> None:
+        """Note that Etcd has accepted the watch."""
+        self._lost_at = 0.0
+        outage.ended()
+
+    @property
+    def watch_age_s(self) -> float:
+        """Seconds since the watch was lost; 0 while it works, and before it has begun."""
+        return time.monotonic() - self._lost_at if self._lost_at else 0.0
 
     async def _check_history(self, etcd: Etcd) -> None:
         """Check that Etcd has what the mirror has, before a watch begins or is resumed.

@@ -21,6 +21,8 @@ In reading order:
   section 2).
 - ``settings``: Option groups of server processes (cli sections 2 and 3.1).
 - ``tls``: TLS of a server's public port (operations section 1).
+- ``health``: Health of a process that is a member of a cluster: its checks, and metrics of the same
+  facts.
 - ``debug``: Diagnostics under ``/debug/`` (operations section 1).
 - ``paging``: Pages of rows: orders, cursors, and the cut of one page out of all rows.
 - ``members``: Members of a cluster: what each knows of itself, and requests to another one.

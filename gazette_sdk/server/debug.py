@@ -2,6 +2,9 @@
 
 ============================  ==================================================================
 ``/debug/ready``              200 as soon as the process serves, or 503 and why it is not ready
+``/debug/live``               200 while the process lives, or 503 and why it must be started again
+``/debug/health``             checks of the process as JSON; 503 if one of them fails
+``/debug/log``                GET: the level of the log; POST: another one for some minutes
 ``/debug/metrics``            Prometheus text
 ``/debug/vars``               command line and memory statistics as JSON
 ``/debug/pprof/``             index of: ``tasks``, ``threads`` (``goroutine`` is both),
@@ -11,8 +14,8 @@
 ============================  ==================================================================
 
 Any other path is left to later mounts. Where authorization keys are configured, every page but
-``/debug/ready`` requires a token with the capability LIST and without a selector: the pages show
-all journals of the process.
+``/debug/ready`` and ``/debug/live`` requires a token with the capability LIST and without a
+selector: the pages show all journals of the process. A POST requires APPLY, too.
 
 The functions below return the state of a running process: tasks, threads, memory and a CPU profile.
 """
@@ -22,6 +25,8 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import gc
+import gzip
+import logging
 import math
 import sys
 import threading
@@ -29,7 +34,7 @@ import time
 import traceback
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from http import HTTPStatus
 from types import FrameType
 from typing import Any
@@ -41,9 +46,16 @@ from prometheus_client import REGISTRY
 from gazette_sdk.errors import CallError, UnauthenticatedError, ValidationError
 from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability
 from gazette_sdk.server import metrics
+from gazette_sdk.server.authorization import AuditEvent, AuditLog
 from gazette_sdk.server.grpc_server import GrpcServer
-from gazette_sdk.server.http import Target, text_error
-from gazette_sdk.server.logging import RECENT, hide_secrets
+from gazette_sdk.server.health import Check, MemberHealth
+from gazette_sdk.server.http import Target, accepts_gzip, text_error
+from gazette_sdk.server.json_gateway import check_origin
+from gazette_sdk.server.listener import peer_of
+from gazette_sdk.server.logging import LEVEL, LEVELS, RECENT, hide_secrets
+from gazette_sdk.user_code import described
+
+_log = logging.getLogger(__name__)
 
 _SUSPENDED = ("cr", "ag", "gi")
 """Prefixes of the attributes of coroutines, asynchronous and plain generators."""
@@ -211,6 +223,13 @@ _INDEX = """<!DOCTYPE html><title>/debug/pprof/</title>
 """
 
 
+REFRESH_TIMEOUT_S = 2.0
+"""Longest time for which a scrape waits for numbers that are found when it is made."""
+
+LEVEL_MINUTES_MAX = 60.0
+"""Longest time of another level of the log."""
+
+
 class DebugPages:
     """Handler of ``/debug/…``. Mount it at ``/debug/``.
 
@@ -220,14 +239,18 @@ class DebugPages:
     Attributes:
         authority: verifies the tokens of requests.
         unready: returns why the process is not ready though it serves; empty text if it is.
+        health: checks of the process; None if it is no member of a cluster.
+        refreshers: awaited before a scrape: they find numbers that cost too much to be kept.
     """
 
     def __init__(self, grpc: GrpcServer) -> None:
         self.unready: Callable[[], str] = str
+        self.health: MemberHealth | None = None
+        self.refreshers: list[Callable[[], Awaitable[None]]] = []
+        self.audit = AuditLog()
         self.authority: Authority | AllowAll = AllowAll()
         self._grpc = grpc
         self._pages: dict[str, Callable[[], web.Response]] = {
-            "/debug/metrics": _metrics,
             "/debug/vars": _variables,
             "/debug/pprof/": lambda: web.Response(text=_INDEX, content_type="text/html"),
         }
@@ -240,6 +263,34 @@ class DebugPages:
             "/debug/pprof/heap": heap_statistics,
             "/debug/pprof/cmdline": lambda: "\0".join(hide_secrets(sys.argv)),
         }
+        self._answers: dict[str, Callable[[web.Request, Target], Awaitable[web.Response]]] = {
+            "/debug/metrics": self._metrics,
+            "/debug/health": self._checks,
+            "/debug/log": self._level,
+            "/debug/pprof/profile": _profile,
+        }
+        self._probes: dict[str, Callable[[], str]] = {
+            "/debug/ready": self._unready,
+            "/debug/live": self._dead,
+        }
+
+    def show(self, health: MemberHealth, refresh: Callable[[], Awaitable[None]]) -> None:
+        """Show the health of a member of a cluster, until :meth:`end`.
+
+        Args:
+            health: its checks and metrics.
+            refresh: finds numbers before a scrape.
+        """
+        self.health = health
+        self.refreshers.append(refresh)
+        health.begin()
+
+    def end(self) -> None:
+        """Show the health no more, log what is left for the audit log, and end a level's time."""
+        self.refreshers.clear()
+        self.audit.close()
+        if self.health is not None:
+            self.health.end()
 
     async def __call__(self, request: web.Request, target: Target) -> web.StreamResponse | None:
         """Answer a request, or return None for a later mount.
@@ -247,27 +298,88 @@ class DebugPages:
         Raises:
             UnauthenticatedError: the page requires a token, and the request has none that suffices.
         """
-        if target.path == "/debug/ready":
-            reason = self.unready()
+        probe = self._probes.get(target.path)
+        if probe is not None:
+            reason = probe()
             return text_error(HTTPStatus.SERVICE_UNAVAILABLE, reason) if reason else web.Response()
         page, text = self._pages.get(target.path), self._texts.get(target.path)
-        is_profile = target.path == "/debug/pprof/profile"
-        if page is None and text is None and not is_profile:
+        answer = self._answers.get(target.path)
+        if page is None and text is None and answer is None:
             return None
+        if target.path == "/debug/log" and request.method == "POST":
+            return await self._change_level(request)
         self._authorize(request)
-        if is_profile:
-            return await _profile(target)
+        if answer is not None:
+            return await answer(request, target)
         return page() if page is not None else _text(text()) if text is not None else None
 
-    def _authorize(self, request: web.Request) -> None:
+    def _authorize(self, request: web.Request, required: Capability = Capability.LIST) -> None:
         """Check the token of a request, where keys are configured."""
-        claims = self.authority.verify(
-            request.headers.get("Authorization"), Capability.LIST, time.time()
-        )
+        claims = self.authority.verify(request.headers.get("Authorization"), required, time.time())
         if not claims.allows_every_journal:
             raise UnauthenticatedError(
                 "the diagnostics show all journals: use a token without a selector"
             )
+
+    def _unready(self) -> str:
+        return self.unready()
+
+    def _dead(self) -> str:
+        return "" if self.health is None else self.health.dead
+
+    async def _metrics(self, request: web.Request, _target: Target) -> web.Response:
+        """Return all metrics. What cannot be found in time is as it was before."""
+        refreshing = [asyncio.ensure_future(refresh()) for refresh in self.refreshers]
+        if refreshing:
+            try:
+                await asyncio.wait(refreshing, timeout=REFRESH_TIMEOUT_S)
+            finally:
+                for each in refreshing:
+                    each.cancel()
+            for found in await asyncio.gather(*refreshing, return_exceptions=True):
+                if isinstance(found, Exception):
+                    _log.warning("metrics are left out: %s", described(found))
+        body = metrics.metrics_text().encode()
+        headers = {"Content-Type": metrics.CONTENT_TYPE}
+        if accepts_gzip(request):
+            headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+            body = await asyncio.to_thread(gzip.compress, body, 1, mtime=0)
+        return web.Response(body=body, headers=headers)
+
+    async def _checks(self, request: web.Request, _target: Target) -> web.Response:
+        """Return the checks of the process as JSON, with status 503 if one of them fails."""
+        checks: Sequence[Check] = ()
+        if self.health is not None:
+            checks = await self.health.checks(request.headers.get("Authorization"))
+        healthy = all(check.ok for check in checks)
+        shown = {"healthy": healthy, "checks": [check._asdict() for check in checks]}
+        status = HTTPStatus.OK if healthy else HTTPStatus.SERVICE_UNAVAILABLE
+        return _json(shown, status)
+
+    async def _level(self, _request: web.Request, _target: Target) -> web.Response:
+        return _json(LEVEL.shown())
+
+    async def _change_level(self, request: web.Request) -> web.Response:
+        """Change the level of the log for some minutes, which is in the audit log."""
+        authorization = request.headers.get("Authorization")
+        peer = peer_of((request.remote or "",))
+        subject, token_id = self.authority.identity(authorization)
+
+        def record(outcome: str, *, is_refusal: bool = False) -> None:
+            self.audit.record(
+                AuditEvent("SetLogLevel", outcome, peer, "", subject, token_id, is_refusal)
+            )
+
+        try:
+            check_origin((), request)
+            self._authorize(request, Capability.LIST | Capability.APPLY)
+        except UnauthenticatedError as error:
+            record(str(error), is_refusal=True)
+            raise
+        level, minutes = _asked_level(await request.read())
+        LEVEL.change(level, minutes * 60)
+        record(f"level {level} for {minutes:g} minutes")
+        return _json(LEVEL.shown())
 
     def _requests(self) -> str:
         now_s = time.monotonic()
@@ -281,23 +393,41 @@ def _text(text: str) -> web.Response:
     return web.Response(text=text, headers={"X-Content-Type-Options": "nosniff"})
 
 
-def _metrics() -> web.Response:
+def _json(shown: object, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
     return web.Response(
-        body=metrics.metrics_text().encode(), headers={"Content-Type": metrics.CONTENT_TYPE}
+        body=orjson.dumps(shown),
+        status=status,
+        headers={"Content-Type": "application/json; charset=utf-8"},
     )
 
 
 def _variables() -> web.Response:
-    variables = {
-        "cmdline": hide_secrets(sys.argv),
-        "memstats": memory_statistics(),
-    }
-    return web.Response(
-        body=orjson.dumps(variables), headers={"Content-Type": "application/json; charset=utf-8"}
-    )
+    return _json({"cmdline": hide_secrets(sys.argv), "memstats": memory_statistics()})
 
 
-async def _profile(target: Target) -> web.Response:
+def _asked_level(body: bytes) -> tuple[str, float]:
+    """Return the level and the minutes of a request.
+
+    Raises:
+        ValidationError: it has none, or they are out of bounds.
+    """
+    try:
+        asked = orjson.loads(body)
+        level, minutes = str(asked["level"]), float(asked["minutes"])
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
+        raise ValidationError(
+            'must be a JSON object such as {"level": "debug", "minutes": 10}', path="body"
+        ) from None
+    if level not in LEVELS:
+        raise ValidationError(f"must be one of {', '.join(LEVELS)}", path="level")
+    if not 0 < minutes <= LEVEL_MINUTES_MAX:
+        raise ValidationError(
+            f"must be a number of minutes, up to {LEVEL_MINUTES_MAX:.0f}", path="minutes"
+        )
+    return level, minutes
+
+
+async def _profile(_request: web.Request, target: Target) -> web.Response:
     duration_s = PROFILE_DEFAULT_S
     for pair in target.query.split("&"):
         name, _, value = pair.partition("=")

@@ -1,16 +1,19 @@
 """Log records as text, JSON or in colour, without secrets.
 
-A record has fields: the ``extra`` of the log call. Every format writes one record per line
-(text and colour: a traceback follows on lines of its own), time, level and message first
-(operations section 4).
+A record has fields: the ``extra`` of the log call, and those of its context (``contexts``). Every
+format writes one record per line (text and colour: a traceback follows on lines of its own), time,
+level and message first (operations section 4). Text and JSON name the process and its component
+next.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -19,6 +22,8 @@ from typing import Any, Literal, NamedTuple, TextIO
 
 import orjson
 
+from gazette_sdk.contexts import LOG_FIELDS
+from gazette_sdk.meters import PlainMetric
 from gazette_sdk.user_code import encodable, text_of
 
 LEVELS = {
@@ -44,6 +49,15 @@ TEXTS_OF_A_KIND = 3
 
 KINDS_MAX = 1000
 """Number of kinds of records that are noted at a time. Further ones are written as they come."""
+
+LOG_RECORDS = PlainMetric(
+    "gazette_log_records_total",
+    "Log records by level, also those that were folded.",
+    ("level",),
+    kind="counter",
+)
+for _name in _LEVEL_NAMES.values():
+    LOG_RECORDS.cell(_name)
 
 AUDIT = logging.getLogger("gazette.audit")
 """Logger of the audit log, whose records are never folded: it limits them by itself."""
@@ -125,6 +139,27 @@ def _without_secrets(value: Any) -> Any:
     return redact(text_of(value))
 
 
+@dataclass(slots=True)
+class LogIdentity:
+    """Identity of this process in its log.
+
+    Attributes:
+        process: zone and id; before they are known, the number of the process.
+        component: ``broker``, the name of an application, or else ``gazette``.
+    """
+
+    process: str = ""
+    component: str = "gazette"
+
+    def fields(self) -> dict[str, str]:
+        """Return the fields of a record."""
+        return {"process": self.process or str(os.getpid()), "component": self.component}
+
+
+IDENTITY = LogIdentity()
+"""Identity of this process, which a server sets when it starts."""
+
+
 class _Formatter(logging.Formatter):
     """Common base of the formats."""
 
@@ -157,19 +192,29 @@ class JsonFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as JSON."""
         time, level, message = self.head(record)
-        values = {**fields_of(record), "level": level, "msg": message, "time": time}
+        head = {"time": time, "level": level, "msg": message, **IDENTITY.fields()}
+        values = {**head, **fields_of(record), **head}
         if traceback := self.traceback(record):
             values["traceback"] = traceback
         return orjson.dumps(values, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
 class TextFormatter(_Formatter):
-    """Format of ``key=value`` pairs, quoted where needed."""
+    """Format of ``key=value`` pairs, quoted where needed.
+
+    Args:
+        identified: True to name the process in each record.
+    """
+
+    def __init__(self, *, identified: bool = True) -> None:
+        super().__init__()
+        self._identified = identified
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as pairs."""
         time, level, message = self.head(record)
-        pairs = {"time": time, "level": level, "msg": message, **fields_of(record)}
+        identity = IDENTITY.fields() if self._identified else {}
+        pairs = {"time": time, "level": level, "msg": message, **identity, **fields_of(record)}
         line = " ".join(f"{name}={_quoted(value)}" for name, value in pairs.items())
         traceback = self.traceback(record)
         return f"{line}\n{traceback}" if traceback else line
@@ -224,7 +269,7 @@ class RecentRecords(logging.Handler):
         super().__init__(logging.WARNING)
         self.lines: deque[str] = deque(maxlen=RECENT_RECORDS)
         self.observers: list[Callable[[RecentRecord], None]] = []
-        self.setFormatter(TextFormatter())
+        self.setFormatter(TextFormatter(identified=False))
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a record."""
@@ -267,6 +312,9 @@ class FoldingHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, or count it."""
+        LOG_RECORDS.inc(_LEVEL_NAMES.get(record.levelno, record.levelname.lower()))
+        for name, value in LOG_FIELDS.get().items():
+            vars(record).setdefault(name, value)
         if record.levelno < logging.WARNING or record.name == AUDIT.name:
             self._write(record)
             return
@@ -331,6 +379,56 @@ class FoldingHandler(logging.Handler):
         finally:
             self.release()
 
+
+class TemporaryLevel:
+    """Level of this package's records that holds for a while, beside that of all others."""
+
+    def __init__(self) -> None:
+        self._logger = logging.getLogger("gazette_sdk")
+        self._before = logging.NOTSET
+        self._timer: threading.Timer | None = None
+        self._until = 0.0
+
+    def change(self, level: str, duration_s: float) -> None:
+        """Log from a level on. A later change takes the place of this one.
+
+        Args:
+            level: a key of :data:`LEVELS`.
+            duration_s: seconds after which the level of before is back.
+        """
+        if self._timer is None:
+            self._before = self._logger.level
+        else:
+            self._timer.cancel()
+        self._logger.setLevel(LEVELS[level])
+        self._until = time.time() + duration_s
+        self._timer = timer = threading.Timer(duration_s, lambda: self._restore(timer))
+        timer.daemon = True
+        timer.start()
+
+    def restore(self) -> None:
+        """Bring the level of before back at once."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._restore(self._timer)
+
+    def _restore(self, timer: threading.Timer) -> None:
+        if self._timer is timer:
+            self._timer = None
+            self._logger.setLevel(self._before)
+
+    def shown(self) -> dict[str, Any]:
+        """Return the present level, and until when it holds if it is a temporary one."""
+        number = self._logger.getEffectiveLevel()
+        level = _LEVEL_NAMES.get(number, logging.getLevelName(number).lower())
+        if self._timer is None:
+            return {"level": level}
+        until = datetime.fromtimestamp(self._until, UTC).isoformat(timespec="seconds")
+        return {"level": level, "until": until.replace("+00:00", "Z")}
+
+
+LEVEL = TemporaryLevel()
+"""Level of the log of this process, as ``/debug/log`` changes it."""
 
 RECENT = RecentRecords()
 """Records of ``/debug/events``, in a process whose logging is configured here."""

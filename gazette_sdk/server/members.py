@@ -36,6 +36,7 @@ from gazette_sdk.errors import (
     UnavailableError,
     ValidationError,
 )
+from gazette_sdk.meters import LATENCY_BOUNDS_S, PlainHistogram
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability, Claims
@@ -49,6 +50,12 @@ from gazette_sdk.server.json_gateway import (
     failure_response,
 )
 from gazette_sdk.server.listener import PeerLimits, peer_of
+
+LOOP_LAG_SECONDS = PlainHistogram(
+    "gazette_event_loop_lag_seconds",
+    "How late a timer of one second ran: the event loop was busy for so long.",
+    bounds=(0.001, *LATENCY_BOUNDS_S),
+).buckets()
 
 LAG_PERIOD_S = 1.0
 """Period of the timer that measures the lag of an event loop. What holds the loop for longer is
@@ -120,7 +127,9 @@ class LoopLag:
 
     def _measure(self) -> None:
         now_s = self._now()
-        self._lags.append(max(0.0, now_s - self._due_s))
+        lag_s = max(0.0, now_s - self._due_s)
+        self._lags.append(lag_s)
+        LOOP_LAG_SECONDS.observe(lag_s)
         self._samples.append((now_s, self.counters()))
         self._wait()
 
@@ -178,7 +187,7 @@ class ProcessView:
             id=process.id,
             component=self._component,
             endpoint=process.endpoint,
-            version=_installed_version(),
+            version=installed_version(),
             python=platform.python_version(),
             started_us=self._lag.started_us,
             clock_us=_now_us(),
@@ -196,7 +205,7 @@ class ProcessView:
 
 
 @cache
-def _installed_version() -> str:
+def installed_version() -> str:
     """Return the version of the installed distribution; of a bare checkout, a word."""
     try:
         return importlib.metadata.version("gazette-sdk")
@@ -230,7 +239,7 @@ FORWARDS_MAX = 64
 """Requests that are forwarded at the same time."""
 
 _EVENTS = "/v1/cluster/events"
-_PAGES = frozenset({"/debug/metrics", "/debug/requests", "/debug/events"})
+_PAGES = frozenset({"/debug/metrics", "/debug/health", "/debug/requests", "/debug/events"})
 _PAGES_BELOW = "/debug/pprof/"
 _MEDIA_TYPES = frozenset({"application/json", "text/html", "text/plain"})
 _AUTOMATIC_HEADERS = (hdrs.ACCEPT, hdrs.ACCEPT_ENCODING, hdrs.USER_AGENT, hdrs.CONTENT_TYPE)

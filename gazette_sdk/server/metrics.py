@@ -10,11 +10,8 @@ library ends every counter's name in ``_total`` (some of ours end otherwise), an
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
-from itertools import accumulate
-from math import inf
 from typing import NamedTuple
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -23,6 +20,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from gazette_sdk.errors import CallError, GazetteError, StoreError
+from gazette_sdk.meters import Buckets
 from gazette_sdk.protocol.rules import CODE_NAMES
 from gazette_sdk.user_code import described, text_of
 
@@ -84,9 +82,6 @@ def _number(bound: str) -> str:
 
 _RPC_LABELS = ("grpc_type", "grpc_service", "grpc_method")
 
-_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Bounds of the latencies' buckets, in seconds."""
-
 
 class GrpcMeters:
     """``grpc_server_…`` metrics of one method, on every wire.
@@ -106,7 +101,7 @@ class GrpcMeters:
         sent: messages sent.
     """
 
-    __slots__ = ("_buckets", "_handled", "_seconds", "labels", "received", "sent", "started")
+    __slots__ = ("_buckets", "_handled", "labels", "received", "sent", "started")
 
     def __init__(self, path: str, client_streams: bool, server_streams: bool) -> None:  # noqa: FBT001 - as in Rpc
         _, service, method = path.split("/")
@@ -121,14 +116,12 @@ class GrpcMeters:
         self.received = 0
         self.sent = 0
         self._handled: defaultdict[str, int] = defaultdict(int)
-        self._buckets = [0] * (len(_BOUNDS_S) + 1)  # each by itself, unlike those exposed
-        self._seconds = 0.0
+        self._buckets = Buckets()
 
     def handled(self, code: str, duration_s: float) -> None:
         """Count a call that ended, by the name of its status code (``DEADLINE_EXCEEDED``)."""
         self._handled[code] += 1
-        self._buckets[bisect_left(_BOUNDS_S, duration_s)] += 1
-        self._seconds += duration_s
+        self._buckets.observe(duration_s)
 
     def codes(self) -> list[tuple[str, int]]:
         """Return the number of calls that ended with each code, by its label."""
@@ -136,8 +129,7 @@ class GrpcMeters:
 
     def latencies(self) -> tuple[list[tuple[str, float]], float]:
         """Return the number of calls up to each bound of seconds, and the sum of their seconds."""
-        bounds = [floatToGoString(bound) for bound in (*_BOUNDS_S, inf)]  # type: ignore[no-untyped-call]
-        return list(zip(bounds, accumulate(self._buckets), strict=True)), self._seconds
+        return self._buckets.exposed()
 
 
 _METERS: dict[str, GrpcMeters] = {}

@@ -228,8 +228,10 @@ class Server:
         allow_hosts: names in URLs by which a server on loopback answers HTTP requests without a
             token, beside those of this machine; see :class:`~gazette_sdk.server.http.HttpHost`.
         limits: limits of each peer; by default none.
+        certificates: files of certificates, whose ends the health shows.
 
     Attributes:
+        certificates: as given.
         lag: lag of the event loop, from :meth:`start` on.
     """
 
@@ -246,7 +248,9 @@ class Server:
         debug_private: bool = False,
         allow_hosts: Iterable[str] = (),
         limits: PeerLimits | None = None,
+        certificates: Sequence[str] = (),
     ) -> None:
+        self.certificates = certificates
         self.grpc = GrpcServer(max_receive_bytes=max_receive_bytes)
         self._unknown = UnknownShare()
         self.stream = StreamServer(active=self.grpc.active, unknown=self._unknown)
@@ -357,6 +361,7 @@ class Server:
             grace_s: seconds to wait. The caller should end blocked reads before.
         """
         self.lag.stop()
+        self.debug_pages.end()
         self._close_listeners()
         await asyncio.gather(
             self.grpc.stop(grace_s),
@@ -402,6 +407,7 @@ def configured_server(settings: ProcessSettings, debug: DebugSettings) -> Server
         limits=PeerLimits(
             connections_max=settings.max_peer_connections, calls_max=settings.max_peer_calls
         ),
+        certificates=(settings.server_cert_file, settings.peer_cert_file),
     )
 
 

@@ -96,6 +96,19 @@ class DebugSettings(Settings):
     private: Annotated[bool, Option("Private", "Keep the diagnostics off the service port")] = False
 
 
+class MetricsSettings(Settings):
+    """Series of the metrics."""
+
+    journals: Annotated[
+        Literal["all", "topic"],
+        Option(
+            "Journals",
+            "Series of journals: one for each, or only sums by their label topic, which keeps a "
+            "scrape small where there are thousands",
+        ),
+    ] = "all"
+
+
 class EtcdSettings(Settings):
     """Etcd of a cluster."""
 
@@ -457,6 +470,7 @@ BROKER = Group("Broker", BrokerSettings, prefix=BrokerSettings.flags, env_prefix
 ETCD = Group("Etcd", EtcdSettings, prefix="etcd.", env_prefix="ETCD_")
 LOGGING = Group("Logging", LoggingSettings, prefix="log.", env_prefix="LOG_")
 DEBUG = Group("Debug", DebugSettings, prefix="debug.", env_prefix="DEBUG_")
+METRICS = Group("Metrics", MetricsSettings, prefix="metrics.", env_prefix="METRICS_")
 
 
 _ADJECTIVES = """

@@ -8,8 +8,10 @@ no environment.
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -193,3 +195,30 @@ def reload_certificates(
     """
     check_certificates(cert_file, key_file, ca_file)  # a failure must not leave half of a change
     _load(context, cert_file, key_file, ca_file)
+
+
+_TIMES = re.compile(rb"\x17\x0d(\d{12})Z|\x18\x0f(\d{14})Z")
+"""Times of a certificate in DER. The first two are its begin and its end."""
+
+
+def end_of_certificate(der: bytes) -> float | None:
+    """Return the end of a certificate in DER, in Unix seconds; None if it has none."""
+    times = [match[1] or match[2] for match in _TIMES.finditer(der)][:2]
+    if len(times) < 2:
+        return None
+    text = times[1].decode()
+    if len(text) == 12:  # two digits of the year, of 1950 to 2049
+        text = ("19" if text >= "50" else "20") + text
+    return datetime.strptime(text, "%Y%m%d%H%M%S").replace(tzinfo=UTC).timestamp()
+
+
+def certificate_end(path: str) -> float | None:
+    """Return the end of the first certificate of a PEM file; None if it cannot be read."""
+    try:
+        text = Path(path).read_text(encoding="ascii")
+        begin = text.index("-----BEGIN CERTIFICATE-----")
+        end = text.index("-----END CERTIFICATE-----", begin)
+        der = ssl.PEM_cert_to_DER_cert(text[begin:end] + "-----END CERTIFICATE-----\n")
+    except (OSError, ValueError):
+        return None
+    return end_of_certificate(der)

@@ -21,12 +21,12 @@ from gazette_sdk.cli.settings import (
 )
 from gazette_sdk.protocol.durations import SECOND_NS, format_duration
 from gazette_sdk.server.options import BoundOption, Group
-from gazette_sdk.server.settings import BROKER, DEBUG, ETCD, LOGGING
+from gazette_sdk.server.settings import BROKER, DEBUG, ETCD, LOGGING, METRICS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "gazette_sdk"
 SPARK = ROOT / "contrib" / "spark" / "gazette_spark"
-OPTIONS: tuple[Group[Any], ...] = (BROKER, ETCD, LOGGING, DEBUG)
+OPTIONS: tuple[Group[Any], ...] = (BROKER, ETCD, LOGGING, DEBUG, METRICS)
 MORE = {BROKER: [BROKER_PROCESSES], CONSUMER: [CONSUMER_PROCESSES]}
 """Further groups of a section."""
 ROOMS = (

@@ -20,7 +20,9 @@ from gazette_sdk.broker.api.fronts import (
 from gazette_sdk.broker.api.http_gateway import HttpGateway, json_methods
 from gazette_sdk.broker.process import PERSIST_TIMEOUT_S, Broker, BrokerConfig
 from gazette_sdk.broker.views.calls import cluster_json_methods
+from gazette_sdk.broker.views.health import BrokerHealth
 from gazette_sdk.broker.views.members import ClusterMembers
+from gazette_sdk.broker.views.problems import BROKER
 from gazette_sdk.broker.views.report import ClusterReport
 from gazette_sdk.console.content import ConsoleContent, Masking
 from gazette_sdk.console.mount import PREFIX, console
@@ -31,6 +33,7 @@ from gazette_sdk.protocol.labels import matches_journal, rewrite_prefix
 from gazette_sdk.protocol.rules import MEMBERS_RPC, REPORT_RPC
 from gazette_sdk.retries import run_together
 from gazette_sdk.server.grpc_server import Method
+from gazette_sdk.server.health import MemberHealth
 from gazette_sdk.server.http import Target
 from gazette_sdk.server.json_gateway import JsonGateway
 from gazette_sdk.server.members import AT_PREFIX, MemberGateway
@@ -79,6 +82,7 @@ class ServedBroker:
         self._content = content
         self._guard: GuardedJournals | None = None
         self._members: ClusterMembers | None = None
+        self._health: BrokerHealth | None = None
 
     @property
     def ended(self) -> asyncio.Future[None]:
@@ -113,6 +117,13 @@ class ServedBroker:
         self.server.lag.counters = lambda: (carried.appended, carried.read)
         members = self._members = ClusterMembers(self.broker, self.server.lag)
         report = ClusterReport(self.broker, members)
+        own = self._health = BrokerHealth(self.broker, members)
+        own.begin()
+        health = MemberHealth(
+            BROKER, self.broker.member, self.broker.keyspace, self.server.certificates
+        )
+        health.further.append(own.checks)
+        self.server.debug_pages.show(health, own.refresh)
         views = guarded_methods(
             [
                 *self.broker.views.methods(),
@@ -167,6 +178,8 @@ class ServedBroker:
             grace_s: time that calls in progress may take to end by themselves.
             persist_timeout_s: how long uploads may take.
         """
+        if self._health is not None:
+            self._health.end()
         await run_together(
             self.broker.stop(persist_timeout_s=persist_timeout_s), self.server.stop(grace_s)
         )

@@ -44,7 +44,7 @@ from gazette_sdk.broker.append.preconditions import (
     write_suspend,
 )
 from gazette_sdk.broker.failover.pause_guard import KnownLease
-from gazette_sdk.broker.metrics import CarriedBytes
+from gazette_sdk.broker.metrics import APPEND_SECONDS, CarriedBytes
 from gazette_sdk.broker.recovery.routes import unlisted_text, waiting_text
 from gazette_sdk.broker.replica import ReadyRoute, Replica
 from gazette_sdk.broker.replication.peer_stream import Answer, PeerStreams
@@ -67,6 +67,10 @@ from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wire import AppendItem
 
 _EMPTY_REGISTERS = pb.LabelSet()
+
+_WAIT_SECONDS = APPEND_SECONDS.buckets("wait")
+_SYNC_SECONDS = APPEND_SECONDS.buckets("sync")
+_REPLICATE_SECONDS = APPEND_SECONDS.buckets("replicate")
 
 _log = logging.getLogger(__name__)
 
@@ -141,6 +145,7 @@ class _Append:
     _registers = _EMPTY_REGISTERS
     _roll_to = 0
     _sync_rounds = 0
+    _sync_at = 0.0  # loop time of the first round
     _suspend: pb.JournalSpec.Suspend
     _status: pb.Status = pb.OK
     _detail = ""  # of a refusal
@@ -278,7 +283,9 @@ class _Append:
     async def _acquire_pipeline(self) -> Input:
         replica = self._resolution.replica
         assert replica is not None, "a journal resolves to us only where we have its replica"
+        asked_at = self._loop.time()
         self._pipeline = await replica.pipeline.take(self._resolution.invalidated)
+        _WAIT_SECONDS.observe(self._loop.time() - asked_at)
         self._held = replica
         self._roll_to = 0
         return Input.ACQUIRED
@@ -303,6 +310,7 @@ class _Append:
         return Input.STARTED
 
     async def _send_sync(self) -> Input:
+        self._sync_at = self._sync_at or self._loop.time()
         self._sync_rounds += 1
         if self._sync_rounds > SYNC_ROUNDS_MAX:
             raise CallError(
@@ -422,6 +430,7 @@ class _Append:
             resolution.journal,
             request.offset,
             ", ".join(f"{broker.zone}/{broker.suffix}" for broker in absent),
+            extra={"journal": resolution.journal},
         )
         self._status, self._detail = pb.OK, ""
         return None
@@ -454,6 +463,7 @@ class _Append:
         _log.warning(
             "%s continues at %d by a request with this offset: what was stored from there up to %d "
             "is given up", replica.journal, request.offset, stored_end,
+            extra={"journal": replica.journal},
         )  # fmt: skip
         return None
 
@@ -534,6 +544,9 @@ class _Append:
     async def _validate_preconditions(self) -> Input:
         replica = self._held
         assert replica is not None
+        if self._sync_at:
+            _SYNC_SECONDS.observe(self._loop.time() - self._sync_at)
+            self._sync_at = 0.0
         # Whether a journal can be suspended depends on what is stored.
         can_be_suspended = not may_carry_content(self._request.suspend)
         await self._await_store(head_is_known=replica.head_is_known and not can_be_suspended)
@@ -604,7 +617,12 @@ class _Append:
             await pipeline.propose(proposal, self._registers, acknowledge=False)
 
     async def _read_acks(self) -> Input:
-        await self._acking.acknowledged(self._answers)
+        if self._answers:
+            asked_at = self._loop.time()
+            await self._acking.acknowledged(self._answers)
+            _REPLICATE_SECONDS.observe(self._loop.time() - asked_at)
+        else:
+            await self._acking.acknowledged(self._answers)
         if self._cause is None:
             self._cause = self._shared.known_lease.error(self._resolution.journal)
         if self._cause is not None:
@@ -631,7 +649,10 @@ class _Append:
         response = pb.AppendResponse(status=self._status, header=self._resolution.header)
         if self._status == pb.OK:
             response.commit.CopyFrom(self._commit)
-            self._shared.carried.appended += self._commit.end - self._commit.begin
+            length_bytes = self._commit.end - self._commit.begin
+            self._shared.carried.appended += length_bytes
+            if (replica := self._resolution.replica) is not None:
+                replica.topic_bytes.value += length_bytes
             response.registers.CopyFrom(self._registers)
             response.total_chunks = self._total_chunks
             response.delayed_chunks = self._delayed_chunks

@@ -338,7 +338,8 @@ class Rebuilder:
         try:
             return await self._is_silent(member)
         except EtcdError as error:
-            _log.warning("broker %s/%s was not challenged: %s", member.zone, member.suffix, error)
+            peer = f"{member.zone}/{member.suffix}"
+            _log.warning("broker %s was not challenged: %s", peer, error, extra={"peer": peer})
             return False
 
     async def _reaches(self, member: BrokerEntry) -> bool:
@@ -489,10 +490,15 @@ class Rebuilder:
         try:
             is_written = (await self._etcd.txn(compares, operations)).succeeded
         except EtcdError as error:
-            _log.warning("the replicas of %s were not changed: %s", journal, error)
+            _log.warning(
+                "the replicas of %s were not changed: %s",
+                journal,
+                error,
+                extra={"journal": journal},
+            )
             return False
         if is_written:
-            _log.warning("%s %s", journal, change)
+            _log.warning("%s %s", journal, change, extra={"journal": journal})
         return is_written
 
     def _is_ours(self, assignment: BrokerAssignment) -> bool:

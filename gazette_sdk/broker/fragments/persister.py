@@ -27,6 +27,7 @@ from typing import BinaryIO, Final
 from gazette_sdk.broker.metrics import SPOOLS_COMPLETED, SPOOLS_PERSISTED
 from gazette_sdk.broker.spool.files import CompletedSpool
 from gazette_sdk.cluster.broker_keys import JournalEntry
+from gazette_sdk.contexts import logged_context
 from gazette_sdk.errors import (
     CorruptFragmentError,
     FragmentNotFoundError,
@@ -266,7 +267,9 @@ class Persister:
 
     def _start(self, spool: CompletedSpool, probed: _Backlog | None = None) -> None:
         task = asyncio.get_running_loop().create_task(
-            self._attempt(spool, probed), name=f"persist {spool.fragment.journal}"
+            self._attempt(spool, probed),
+            name=f"persist {spool.fragment.journal}",
+            context=logged_context(journal=spool.fragment.journal),
         )
         self._attempts[task] = spool
         task.add_done_callback(self._attempts.pop)

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from gazette_sdk.broker.metrics import PEER_FAILURES
 from gazette_sdk.cluster.membership import LEASE_TTL_S
 from gazette_sdk.errors import (
     STATUS_NAMES,
@@ -129,7 +130,11 @@ class PeerStream:
         loop = asyncio.get_running_loop()
         due_at = self._expected[0].asked_at + self.answer_timeout_s
         if loop.time() >= due_at:
-            _log.warning("%s does not answer; its stream is given up", _name(self.peer))
+            _log.warning(
+                "%s does not answer; its stream is given up",
+                _name(self.peer),
+                extra={"peer": f"{self.peer.zone}/{self.peer.suffix}"},
+            )
             self._give_up(self.answer_timeout_s)
         else:
             self._watching = loop.call_at(due_at, self._watch)
@@ -352,5 +357,7 @@ class PeerStreams:
         self._heard_at[name] = max(self._heard_at.get(name, -math.inf), stream.heard_at)
         if not streams:
             del self._open[name]
+        if stream.error is not None:
+            PEER_FAILURES.inc(f"{stream.peer.zone}/{stream.peer.suffix}")
         if stream.error is not None and self.on_broken is not None:
             self.on_broken(stream.peer, stream.error, stream.waited_s)

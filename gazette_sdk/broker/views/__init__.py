@@ -7,6 +7,8 @@
 - ``members``: Members of the cluster and of its applications, as Etcd and they themselves describe
   them.
 - ``report``: Report of what needs attention in the cluster.
+- ``health``: Health of a broker: metrics of its cluster, its spools and its stores, and checks of
+  them.
 - ``calls``: Calls of these views: authorization of their callers, and methods for the fronts.
 
 A view costs nothing while no one asks. It has no rights of its own: other brokers are asked with

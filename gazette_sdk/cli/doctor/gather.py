@@ -17,7 +17,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -53,6 +52,7 @@ from gazette_sdk.protocol.names import is_tls, may_send_token
 from gazette_sdk.protocol.rules import HEADS_RPC, MEMBERS_RPC, REPORT_RPC, Rpc
 from gazette_sdk.protocol.shard_spec import recovery_log
 from gazette_sdk.server.settings import EtcdSettings
+from gazette_sdk.server.tls import certificate_end, end_of_certificate
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.grpc import GrpcWire
@@ -448,9 +448,6 @@ async def _quotas(place: Place, facts: Facts) -> None:
 
 # ---------------------------------------------------------------- certificates
 
-_TIMES = re.compile(rb"\x17\x0d(\d{12})Z|\x18\x0f(\d{14})Z")
-"""Times of a certificate in DER. The first two are its begin and its end."""
-
 
 async def _certificates(place: Place, facts: Facts) -> None:
     endpoints = {place.address, *(each.endpoint for each in facts.members)}
@@ -483,29 +480,15 @@ def _served_certificate(endpoint: str) -> CertificateFacts | None:
             der = tls.getpeercert(binary_form=True)
     except OSError:
         return None
-    return None if der is None else _certificate_of(endpoint, der)
+    return None if der is None else _certificate_of(endpoint, end_of_certificate(der))
 
 
 def _stored_certificate(path: str) -> CertificateFacts | None:
-    try:
-        text = Path(path).read_text(encoding="ascii")
-        begin = text.index("-----BEGIN CERTIFICATE-----")
-        end = text.index("-----END CERTIFICATE-----", begin)
-        der = ssl.PEM_cert_to_DER_cert(text[begin:end] + "-----END CERTIFICATE-----\n")
-    except (OSError, ValueError):
-        return None
-    return _certificate_of(path, der)
+    return _certificate_of(path, certificate_end(path))
 
 
-def _certificate_of(place: str, der: bytes) -> CertificateFacts | None:
-    times = [match[1] or match[2] for match in _TIMES.finditer(der)][:2]
-    if len(times) < 2:
-        return None
-    text = times[1].decode()
-    if len(text) == 12:  # two digits of the year, of 1950 to 2049
-        text = ("19" if text >= "50" else "20") + text
-    end = datetime.strptime(text, "%Y%m%d%H%M%S").replace(tzinfo=UTC)
-    return CertificateFacts(place=place, ends_at=end.timestamp())
+def _certificate_of(place: str, ends_at: float | None) -> CertificateFacts | None:
+    return None if ends_at is None else CertificateFacts(place=place, ends_at=ends_at)
 
 
 # ---------------------------------------------------------------- lifecycle rules

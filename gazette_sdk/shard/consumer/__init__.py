@@ -13,6 +13,7 @@ In reading order:
   primary.
 - ``lag``: Lag of shards: what they have not read of their sources, in bytes and in time.
 - ``pages``: Pages of shards over all processes of an application, and the wish of an autoscaler.
+- ``health``: Health of a consumer process: metrics of its shards' lag and recovery, and checks.
 - ``service``: The shard service: Stat, List, Apply, GetHints and Unassign (shard sections 2 and
   11).
 - ``process``: Consumer: a process that runs shards of an application (shard section 13).

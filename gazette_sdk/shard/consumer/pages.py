@@ -38,7 +38,7 @@ from gazette_sdk.server.authorization import Authorization, Call
 from gazette_sdk.server.grpc_server import Method
 from gazette_sdk.server.json_gateway import JsonUnary
 from gazette_sdk.server.paging import PageCut
-from gazette_sdk.shard.consumer.lag import PERIOD_S, ShardLags
+from gazette_sdk.shard.consumer.lag import PERIOD_S, ShardLag, ShardLags
 from gazette_sdk.shard.consumer.resolver import ServedShard, ShardResolver
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.loop import LoopSlices
@@ -127,6 +127,10 @@ class ShardPages:
         self._listed: list[_Listed] = []
         self._listed_at = -1  # a revision of Etcd
         self._asked: dict[tuple[str, str | None], _Asked] = {}
+
+    async def lags(self) -> Mapping[str, ShardLag]:
+        """Return the lags of the shards that this process leads."""
+        return await self._lags.measured()
 
     # ---------------------------------------------------------------- Page
 

@@ -67,8 +67,8 @@ from gazette_sdk.shard.recovery.log import LogPruning, ShardHints
 from gazette_sdk.shard.transaction.consume import OnStep
 from gazette_sdk.shard.transaction.transaction import Process
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.wire import Tls
 from gazette_sdk.transport.member_calls import MemberCalls
+from gazette_sdk.transport.wire import Tls
 from gazette_sdk.user_code import contained, on_worker
 
 SHUTDOWN_TIMEOUT_S = 30.0

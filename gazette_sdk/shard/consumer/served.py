@@ -13,10 +13,12 @@ from gazette_sdk.protocol.authorization import Capability
 from gazette_sdk.protocol.rules import MEMBERS_RPC, unrouted_header
 from gazette_sdk.server.authorization import Call
 from gazette_sdk.server.grpc_server import Method
+from gazette_sdk.server.health import MemberHealth
 from gazette_sdk.server.json_gateway import JsonGateway, JsonUnary
 from gazette_sdk.server.members import ProcessView, verify_view
 from gazette_sdk.server.process import STOP_GRACE_S, Server, raise_open_files_limit
 from gazette_sdk.shard.application.application import Application
+from gazette_sdk.shard.consumer.health import ConsumerHealth
 from gazette_sdk.shard.consumer.pages import json_page_methods, page_methods
 from gazette_sdk.shard.consumer.process import Consumer, ConsumerConfig
 from gazette_sdk.shard.consumer.service import json_methods, shard_methods, state_methods
@@ -52,6 +54,7 @@ class ServedConsumer:
         server.debug_pages.unready = lambda: self.consumer.unready
         self._allow_origins = tuple(allow_origins)
         self._has_console = has_console
+        self._health: ConsumerHealth | None = None
 
     @property
     def ended(self) -> asyncio.Future[None]:
@@ -75,6 +78,17 @@ class ServedConsumer:
         """
         raise_open_files_limit()
         await self.consumer.start()
+        consumer = self.consumer
+        own = self._health = ConsumerHealth(consumer)
+        own.begin()
+        member = MemberHealth(
+            consumer.application.full_name,
+            consumer.member,
+            consumer.keyspace,
+            self.server.certificates,
+        )
+        member.further.append(own.checks)
+        self.server.debug_pages.show(member, own.refresh)
         service, pages = self.consumer.service, self.consumer.pages
         methods = (*self.consumer.methods, Method(MEMBERS_RPC, self._members))
         self.server.grpc.add((*shard_methods(service), *page_methods(pages), *methods))
@@ -130,6 +144,8 @@ class ServedConsumer:
         Raises:
             StuckShardsError: as :meth:`Consumer.stop` does.
         """
+        if self._health is not None:
+            self._health.end()
         stopping = asyncio.create_task(self.server.stop(grace_s))
         try:
             await self.consumer.stop()

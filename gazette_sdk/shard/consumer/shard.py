@@ -26,11 +26,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from prometheus_client import Counter as CounterMetric
 from prometheus_client import Gauge
 
 from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace, ShardAssignment, ShardEntry
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import Compare, Put
+from gazette_sdk.contexts import logged_context
 from gazette_sdk.errors import (
     CallError,
     EtcdError,
@@ -68,6 +70,11 @@ from gazette_sdk.user_code import acontained, described, encodable, exit_within,
 
 _UP = Gauge(
     "gazette_shard_up", "Shards of this process by status; 1 for each.", ["shard", "status"]
+)
+
+_FAILURES = CounterMetric("gazette_shard_failures", "Failures of a shard here.", ["shard"])
+_PRIMARY_CHANGES = CounterMetric(
+    "gazette_shard_primary_changes", "Times that this process became a shard's primary.", ["shard"]
 )
 
 _shown: Counter[tuple[str, str]] = Counter()
@@ -276,6 +283,8 @@ class LocalShard:
         self._reports = StatusReports(parts.etcd, parts.keyspace, self.id, parts.local_id)
         self._to_report = asyncio.Event()
         self._up = ShardUp(self.id)
+        self._failures = _FAILURES.labels(self._full_name)
+        self._primary_changes = _PRIMARY_CHANGES.labels(self._full_name)
         self._tasks: set[asyncio.Task[None]] = set()
         loop = asyncio.get_running_loop()
         self._playback: asyncio.Future[Playback] = loop.create_future()
@@ -464,6 +473,7 @@ class LocalShard:
 
     async def _lead(self) -> None:
         """Take over, open the store, and run transactions."""
+        self._primary_changes.inc()
         self._advance(Input.PROMOTED)
         async with contextlib.AsyncExitStack() as closing:
             recovered: Recovered | None = None
@@ -612,6 +622,7 @@ class LocalShard:
         if self._lifecycle.is_ended:
             return
         self._lifecycle.advance(Input.ERROR)
+        self._failures.inc()
         cause = error.__cause__ if isinstance(error, ShardStepError) else error
         _log.error(
             "shard %s failed: %s",
@@ -646,7 +657,9 @@ class LocalShard:
 
     def _run(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(
-            acontained(_awaited, work), name=f"{name} of {self.id}"
+            acontained(_awaited, work),
+            name=f"{name} of {self.id}",
+            context=logged_context(shard=self.id),
         )
         self._tasks.add(task)
         task.add_done_callback(self._task_ended)

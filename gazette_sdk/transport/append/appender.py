@@ -39,6 +39,7 @@ import enum
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Coroutine, Generator
 from functools import partial
 from types import TracebackType
@@ -56,6 +57,7 @@ from gazette_sdk.transport.append.append import (
 )
 from gazette_sdk.transport.append.queue import (
     LARGE_BYTES,
+    PUBLISH,
     AnyFuture,
     AppendOutcome,
     AppendQueue,
@@ -713,6 +715,7 @@ class AppendService:
         self._thread = 0
         self._inline: set[JournalAppender] = set()
         self._is_sweeping = False
+        self._meters = PUBLISH.open(_pending_bytes_of(self))
         if is_running(self.loop):
             self._note_thread()
         else:
@@ -852,6 +855,7 @@ class AppendService:
             appenders = list(self._appenders.values())
         for appender in appenders:
             await appender.aclose()
+        PUBLISH.end(self._meters)
 
     def check_loop(self) -> None:
         """Give up what is pending if the loop was closed. Any thread; without the lock."""
@@ -867,6 +871,7 @@ class AppendService:
         self._closed_error = error
         for appender in list(self._appenders.values()):
             appender.abandon(error)
+        PUBLISH.end(self._meters)
 
     def forked(self, lock: OwnedLock, error: GazetteError) -> None:
         """In a forked child: give up everything, which the parent sends.
@@ -897,8 +902,13 @@ class AppendService:
 
     def settled(self, appends: list[PendingAppend], error: Exception | None) -> None:
         """Count appends that are about to end. The lock is held."""
+        meters, now = self._meters, time.monotonic()
+        if error is not None:
+            meters.failures += len(appends)
         for append in appends:
             self.pending_bytes -= append.length_bytes
+            if error is None:
+                meters.seconds.observe(now - append.queued_at)
         if self._on_settled is not None:
             self._on_settled(appends, error)
 
@@ -1046,6 +1056,17 @@ class AsyncAppend:
             self._request, b"".join(self._content), self._after
         )
         return self._append
+
+
+def _pending_bytes_of(service: AppendService) -> Callable[[], int]:
+    """Return a function of the bytes that a service has pending, which does not keep it alive."""
+    known = weakref.ref(service)
+
+    def pending_bytes() -> int:
+        alive = known()
+        return 0 if alive is None else alive.pending_bytes
+
+    return pending_bytes
 
 
 def _log_failure(prepared: asyncio.Future[None]) -> None:

@@ -28,16 +28,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from functools import lru_cache, partial
 from typing import Any, Protocol, TypeAlias
 
-from prometheus_client import Counter
+from prometheus_client import REGISTRY, Counter
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
 
 from gazette_sdk.errors import GazetteError
+from gazette_sdk.meters import Buckets
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.loop import check_reentry, is_running, reentrant_call
 from gazette_sdk.user_code import notify
@@ -707,3 +716,79 @@ def _appended_to(journal: str) -> Counter:
 def count_appended(journal: str, length_bytes: int) -> None:
     """Count what is written to an append of a journal."""
     _appended_to(journal).inc(length_bytes)
+
+
+class PublishMeters:
+    """Numbers of the appends of one service. Its lock guards them.
+
+    Args:
+        pending_bytes: returns the bytes that are not acknowledged.
+
+    Attributes:
+        seconds: times from the first write of an append to its acknowledgement.
+        failures: appends that have failed for good.
+    """
+
+    __slots__ = ("failures", "pending_bytes", "seconds")
+
+    def __init__(self, pending_bytes: Callable[[], int]) -> None:
+        self.pending_bytes = pending_bytes
+        self.seconds = Buckets()
+        self.failures = 0
+
+
+class PublishMetrics(Collector):
+    """Collector of the numbers of all services of this process."""
+
+    def __init__(self) -> None:
+        self._open: set[PublishMeters] = set()
+        self._ended = PublishMeters(int)
+        self.unlock()
+
+    def unlock(self) -> None:
+        """Make a new lock: in a forked child, another thread of the parent may have held it."""
+        self._lock = threading.Lock()
+
+    def open(self, pending_bytes: Callable[[], int]) -> PublishMeters:
+        """Return the numbers of a new service. Any thread."""
+        meters = PublishMeters(pending_bytes)
+        with self._lock:
+            self._open.add(meters)
+        return meters
+
+    def end(self, meters: PublishMeters) -> None:
+        """Keep the numbers of a service that has ended, once. Any thread."""
+        with self._lock:
+            if meters in self._open:
+                self._open.remove(meters)
+                self._ended.seconds.add(meters.seconds)
+                self._ended.failures += meters.failures
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metrics."""
+        seconds = Buckets()
+        with self._lock:
+            every = [self._ended, *self._open]
+        for meters in every:
+            seconds.add(meters.seconds)
+        yield GaugeMetricFamily(
+            "gazette_publish_pending_bytes",
+            "Content of appends of this process that is not acknowledged.",
+            value=sum(meters.pending_bytes() for meters in every),
+        )
+        family = HistogramMetricFamily(
+            "gazette_publish_seconds",
+            "Time of appends of this process, from their first write to the acknowledgement.",
+        )
+        family.add_metric([], *seconds.exposed())
+        yield family
+        yield CounterMetricFamily(
+            "gazette_publish_failures",
+            "Appends of this process that have failed for good.",
+            value=sum(meters.failures for meters in every),
+        )
+
+
+PUBLISH = PublishMetrics()
+REGISTRY.register(PUBLISH)
+os.register_at_fork(after_in_child=PUBLISH.unlock)

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+import pytest
+from prometheus_client import REGISTRY, generate_latest
 
 from gazette_sdk.broker import metrics
-from gazette_sdk.broker.metrics import PlainMetric, Tally
 
 
 def test_names_are_exactly_those_that_dashboards_know():
@@ -26,39 +26,16 @@ def test_names_are_exactly_those_that_dashboards_know():
     assert "totals_total" not in text
 
 
-def test_a_plain_counter_counts():
-    registry = CollectorRegistry()
-    counter = PlainMetric("things_totals", "Things.", ("kind",), registry)
-    counter.inc("a")
-    counter.inc("a", by=2)
-    assert (counter.value("a"), counter.value("b")) == (3, 0)
-    assert registry.get_sample_value("things_totals", {"kind": "a"}) == 3
+@pytest.fixture
+def journals_hidden():
+    metrics.show_journals(each=False)
+    yield
+    metrics.show_journals(each=True)
 
 
-def test_a_cell_is_the_number_of_its_labels():
-    registry = CollectorRegistry()
-    counter = PlainMetric("things_totals", "Things.", ("kind",), registry)
-    cell = counter.cell("a")
-    cell.value += 2
-    counter.inc("a")
-    assert counter.cell("a") is cell
-    assert registry.get_sample_value("things_totals", {"kind": "a"}) == 3
-
-
-def test_a_gauge_is_exposed_until_it_is_removed():
-    registry = CollectorRegistry()
-    gauge = PlainMetric("head", "Head.", ("journal",), registry, kind="gauge")
-    gauge.cell("a").value = 7
-    assert b"# TYPE head gauge" in generate_latest(registry)
-    assert registry.get_sample_value("head", {"journal": "a"}) == 7
-    gauge.remove("a")
-    gauge.remove("a")
-    assert registry.get_sample_value("head", {"journal": "a"}) is None
-
-
-def test_a_tally_is_exposed_as_a_counter():
-    registry = CollectorRegistry()
-    tally = Tally("things", "Things.", registry)
-    tally.value += 5
-    assert registry.get_sample_value("things_total") == 5
-    assert b"# TYPE things_total counter" in generate_latest(registry)
+def test_series_of_each_journal_are_left_out_if_wanted(journals_hidden):
+    metrics.WRITE_HEAD.cell("a/hidden").value = 12
+    metrics.TOPIC_APPEND_BYTES.inc("hidden-topic", by=3)
+    text = generate_latest(REGISTRY).decode()
+    assert "a/hidden" not in text
+    assert '\ngazette_topic_append_bytes_total{topic="hidden-topic"} 3.0' in text

@@ -1,17 +1,22 @@
 import asyncio
 import base64
+import gzip
 import json
 import logging
 import sys
 import time
+from types import SimpleNamespace
 
 import grpc.aio
 import pytest
 
+from gazette_sdk.errors import StoreError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, Capability
 from gazette_sdk.protocol.labels import parse_selector
-from gazette_sdk.server.logging import RECENT
+from gazette_sdk.server import debug
+from gazette_sdk.server.health import Check
+from gazette_sdk.server.logging import LEVEL, RECENT
 from gazette_sdk.transport.loop import run
 from support.raw_http import exchange
 from support.scripted_journals import ScriptedJournals, items, serving, stub
@@ -19,7 +24,17 @@ from support.vectors import golden
 
 AUTHORITY = Authority(base64.b64encode(b"a secret of the cluster").decode())
 PAGES = (
-    *("metrics", "vars", "requests", "events", "pprof/", "pprof/tasks", "pprof/threads"),
+    *(
+        "health",
+        "log",
+        "metrics",
+        "vars",
+        "requests",
+        "events",
+        "pprof/",
+        "pprof/tasks",
+        "pprof/threads",
+    ),
     *("pprof/goroutine", "pprof/heap", "pprof/cmdline", "pprof/profile?seconds=0.1"),
 )
 
@@ -59,6 +74,138 @@ def test_metrics_are_prometheus_text():
     for name, metric in recorded.items():
         if name.startswith("grpc_server_"):
             assert shown[name] == metric["type"]
+
+
+def test_metrics_are_compressed_for_clients_that_want_it():
+    async def scenario():
+        async with serving(ScriptedJournals()) as server:
+            return [
+                await exchange(server.endpoint, "GET", "/debug/metrics", headers=headers)
+                for headers in ((), ("Accept-Encoding: gzip",))
+            ]
+
+    plain, compressed = run(scenario(), 20)
+    assert compressed.header("Content-Encoding") == "gzip"
+    assert compressed.header("Content-Type") == plain.header("Content-Type")
+    assert b"# TYPE gazette_write_head gauge" in gzip.decompress(compressed.body)
+    assert len(compressed.body) * 5 < len(plain.body)
+
+
+def test_a_scrape_finds_numbers_first_and_does_not_wait_long_for_them(monkeypatch):
+    monkeypatch.setattr(debug, "REFRESH_TIMEOUT_S", 0.1)
+    found = []
+
+    async def find():
+        found.append("quick")
+
+    async def fail():
+        raise StoreError("no answer")
+
+    async def scenario():
+        async with serving(ScriptedJournals()) as server:
+            server.debug_pages.refreshers += [find, fail, asyncio.Event().wait]
+            return await exchange(server.endpoint, "GET", "/debug/metrics")
+
+    assert run(scenario(), 20).status == 200
+    assert found == ["quick"]
+
+
+def test_a_process_lives_until_its_lease_is_lost():
+    async def scenario():
+        async with serving(ScriptedJournals()) as server:
+            server.require_tokens(AUTHORITY)
+            answers = [await exchange(server.endpoint, "GET", "/debug/live")]
+            for dead in ("", "the lease is lost"):
+                server.debug_pages.health = SimpleNamespace(dead=dead, end=lambda: None)
+                answers.append(await exchange(server.endpoint, "GET", "/debug/live"))
+            return [(answer.status, answer.body) for answer in answers]
+
+    assert run(scenario(), 20) == [(200, b""), (200, b""), (503, b"the lease is lost\n")]
+
+
+def test_health_is_good_if_all_checks_are():
+    async def scenario():
+        async with serving(ScriptedJournals()) as server:
+            answers = []
+            for checks in ([], [Check("etcd", True, "answers")], [Check("etcd", False, "none")]):
+
+                async def made(_authorization, checks=checks):
+                    return checks
+
+                server.debug_pages.health = SimpleNamespace(checks=made, end=lambda: None)
+                answers.append(await exchange(server.endpoint, "GET", "/debug/health"))
+            return [(answer.status, json.loads(answer.body)) for answer in answers]
+
+    assert run(scenario(), 20) == [
+        (200, {"healthy": True, "checks": []}),
+        (200, {"healthy": True, "checks": [{"name": "etcd", "ok": True, "detail": "answers"}]}),
+        (503, {"healthy": False, "checks": [{"name": "etcd", "ok": False, "detail": "none"}]}),
+    ]
+
+
+def change_level(body, *headers, authority=None, capability=None):
+    """Status and body of the answer to a change of the level."""
+
+    async def scenario():
+        async with serving(ScriptedJournals()) as server:
+            given = headers
+            if authority is not None:
+                server.require_tokens(authority)
+            if capability is not None:
+                token = AUTHORITY.sign(capability, parse_selector(""), 60, time.time())
+                given = (*headers, f"Authorization: Bearer {token}")
+            return await exchange(server.endpoint, "POST", "/debug/log", body=body, headers=given)
+
+    answer = run(scenario(), 20)
+    return answer.status, answer.body.decode()
+
+
+@pytest.fixture
+def level():
+    yield LEVEL
+    LEVEL.restore()
+
+
+def test_the_level_of_the_log_is_changed_for_some_minutes(level, caplog):
+    caplog.set_level(logging.INFO, "gazette.audit")
+    status, body = change_level(b'{"level": "debug", "minutes": 2}')
+    assert status == 200
+    assert json.loads(body)["level"] == "debug"
+    assert logging.getLogger("gazette_sdk").level == logging.DEBUG
+    (shown,) = ask("/debug/log")
+    assert json.loads(shown.body) == json.loads(body)
+    (record,) = [each for each in caplog.records if each.name == "gazette.audit"]
+    assert record.getMessage() == "SetLogLevel answered"
+    assert record.outcome == "level debug for 2 minutes"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"[]", b'{"level": "debug"}', b'{"level": "loud", "minutes": 1}',
+        b'{"level": "debug", "minutes": 61}', b'{"level": "debug", "minutes": 0}',
+        b'{"level": "debug", "minutes": "x"}', b'{"level": ["debug"], "minutes": 1}',
+    ],
+)  # fmt: skip
+def test_a_malformed_change_of_the_level_is_refused(body, level):
+    assert change_level(body)[0] == 400
+    assert logging.getLogger("gazette_sdk").level == logging.NOTSET
+
+
+@pytest.mark.parametrize(
+    ("capability", "status"),
+    [(None, 401), (Capability.LIST, 401), (Capability.LIST | Capability.APPLY, 200)],
+)
+def test_the_level_is_changed_by_who_may_apply(capability, status, level, caplog):
+    body = b'{"level": "debug", "minutes": 1}'
+    assert change_level(body, authority=AUTHORITY, capability=capability)[0] == status
+    refused = [each for each in caplog.records if each.getMessage() == "SetLogLevel refused"]
+    assert len(refused) == (status == 401)
+
+
+def test_a_page_of_another_origin_does_not_change_the_level(level):
+    body = b'{"level": "debug", "minutes": 1}'
+    assert change_level(body, "Origin: http://elsewhere")[0] == 401
 
 
 def test_grpc_metrics_have_the_recorded_labels_and_buckets():

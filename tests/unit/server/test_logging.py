@@ -1,11 +1,16 @@
 import io
 import json
 import logging
+import os
 
 import pytest
 
+from gazette_sdk.contexts import logged_context
 from gazette_sdk.server import logging as server_logging
 from gazette_sdk.server.logging import (
+    IDENTITY,
+    LEVEL,
+    LOG_RECORDS,
     RECENT,
     configure_logging,
     fields_of,
@@ -116,14 +121,71 @@ def test_repeated_warnings_are_one_record_with_their_number(logged, monkeypatch)
     assert len(RECENT.lines) == len(lines())
 
 
-def test_what_was_counted_is_written_at_the_end(logged):
+@pytest.fixture
+def identity(monkeypatch):
+    monkeypatch.setattr(IDENTITY, "process", "a/broker-1")
+    monkeypatch.setattr(IDENTITY, "component", "broker")
+
+
+def test_each_record_names_the_process_and_its_component(logged, identity):
+    out = logged("info", "json")
+    logging.getLogger("a").info("assigned")
+    assert list(json.loads(out.getvalue()))[:5] == ["time", "level", "msg", "process", "component"]
+    assert json.loads(out.getvalue())["process"] == "a/broker-1"
+
+
+def test_a_process_without_a_name_is_named_by_its_number(logged):
+    out = logged("info", "json")
+    logging.getLogger("a").info("started")
+    written = json.loads(out.getvalue())
+    assert (written["process"], written["component"]) == (str(os.getpid()), "gazette")
+
+
+def test_records_of_a_task_have_the_fields_of_its_context(logged):
+    out = logged("info", "json")
+    log = logging.getLogger("a")
+
+    def work():
+        log.info("plain")
+        log.info("other", extra={"journal": "c/d"})
+
+    logged_context(journal="a/b").run(lambda: logged_context(peer="a/broker-2").run(work))
+    log.info("outside")
+    plain, other, outside = map(json.loads, out.getvalue().splitlines())
+    assert (plain["journal"], plain["peer"]) == ("a/b", "a/broker-2")
+    assert (other["journal"], other["peer"]) == ("c/d", "a/broker-2")
+    assert "journal" not in outside
+
+
+def test_records_are_counted_by_level_also_if_they_are_folded(logged):
+    before = LOG_RECORDS.value("warning")
+    logged("info", "text")
+    for _ in range(20):
+        logging.getLogger("a").warning("counted")
+    assert LOG_RECORDS.value("warning") - before >= 20
+
+
+def test_a_level_holds_for_a_while(logged):
+    out = logged("warn", "text")
+    log = logging.getLogger("gazette_sdk.a")
+    LEVEL.change("debug", 0.3)
+    log.debug("seen")
+    assert LEVEL.shown()["level"] == "debug"
+    LEVEL.change("info", 0.2)  # in its place
+    until(lambda: LEVEL.shown() == {"level": "warning"})
+    log.info("not seen")
+    assert "msg=seen" in out.getvalue()
+    assert "not seen" not in out.getvalue()
+
+
+def test_what_was_counted_is_written_at_the_end(logged, identity):
     out = logged("info", "text")
     for _ in range(3):
         logging.getLogger("a").warning("no disk")
     logging.getLogger().handlers[0].close()
     assert [line.partition("msg=")[2] for line in out.getvalue().splitlines()] == [
-        '"no disk"',
-        '"no disk" repeated=2',
+        '"no disk" process=a/broker-1 component=broker',
+        '"no disk" process=a/broker-1 component=broker repeated=2',
     ]
 
 
@@ -135,12 +197,13 @@ def test_information_and_the_audit_log_are_not_folded(logged):
     assert len(out.getvalue().splitlines()) == 10
 
 
-def test_text_is_pairs_quoted_where_needed(logged):
+def test_text_is_pairs_quoted_where_needed(logged, identity):
     out = logged("debug", "text")
     logging.getLogger("a").debug("two words", extra={"plain": "x", "quoted": 'a "b"', "n": None})
     line = out.getvalue().strip()
     assert line.split(" ", 1)[0].startswith("time=")
-    assert line.endswith('level=debug msg="two words" plain=x quoted="a \\"b\\"" n=null')
+    fields = 'process=a/broker-1 component=broker plain=x quoted="a \\"b\\"" n=null'
+    assert line.endswith(f'level=debug msg="two words" {fields}')
 
 
 def test_colour_names_level_and_fields(logged):
