@@ -121,29 +121,34 @@ class Buckets:
 
     Args:
         bounds: upper bounds of the buckets, ascending.
+
+    Attributes:
+        bounds: as given.
+        counts: number of values of each bucket by itself, unlike those exposed.
+        sum: sum of all values.
     """
 
-    __slots__ = ("_bounds", "_counts", "_sum")
+    __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: tuple[float, ...] = LATENCY_BOUNDS_S) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)  # each by itself, unlike those exposed
-        self._sum = 0.0
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
 
     def observe(self, value: float) -> None:
         """Count a value."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
 
     def add(self, other: Buckets) -> None:
         """Count all values of another one with the same bounds."""
-        self._counts = [a + b for a, b in zip(self._counts, other._counts, strict=True)]
-        self._sum += other._sum
+        self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+        self.sum += other.sum
 
     def exposed(self) -> tuple[list[tuple[str, float]], float]:
         """Return the number of values up to each bound, and the sum of all values."""
-        bounds = [floatToGoString(bound) for bound in (*self._bounds, inf)]  # type: ignore[no-untyped-call]
-        return list(zip(bounds, accumulate(self._counts), strict=True)), self._sum
+        bounds = [floatToGoString(bound) for bound in (*self.bounds, inf)]  # type: ignore[no-untyped-call]
+        return list(zip(bounds, accumulate(self.counts), strict=True)), self.sum
 
 
 class PlainHistogram(Collector):
@@ -170,19 +175,27 @@ class PlainHistogram(Collector):
         self._documentation = documentation
         self._label = label
         self._bounds = bounds
-        self._buckets: dict[str, Buckets] = {}
+        self._buckets: dict[str, list[Buckets]] = {}
         registry.register(self)
 
     def buckets(self, value: str = "") -> Buckets:
         """Return the numbers for a value of the label."""
-        return self._buckets.setdefault(value, Buckets(self._bounds))
+        return self._buckets.setdefault(value, [Buckets(self._bounds)])[0]
+
+    def include(self, value: str, counted: Buckets) -> None:
+        """Add, when it is exposed, what is counted elsewhere for a value of the label."""
+        self.buckets(value)
+        self._buckets[value].append(counted)
 
     def collect(self) -> Iterable[Metric]:
         """Return the metric."""
         labels = [self._label] if self._label else []
         metric = HistogramMetricFamily(self._name, self._documentation, labels=labels)
-        for value, buckets in list(self._buckets.items()):
-            metric.add_metric([value] if labels else [], *buckets.exposed())
+        for value, parts in list(self._buckets.items()):
+            all_parts = Buckets(self._bounds)
+            for part in parts:
+                all_parts.add(part)
+            metric.add_metric([value] if labels else [], *all_parts.exposed())
         return [metric]
 
 

@@ -10,6 +10,7 @@ library ends every counter's name in ``_total`` (some of ours end otherwise), an
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -99,9 +100,10 @@ class GrpcMeters:
         started: calls begun.
         received: messages received.
         sent: messages sent.
+        seconds: durations of calls.
     """
 
-    __slots__ = ("_buckets", "_handled", "labels", "received", "sent", "started")
+    __slots__ = ("_handled", "labels", "received", "seconds", "sent", "started")
 
     def __init__(self, path: str, client_streams: bool, server_streams: bool) -> None:  # noqa: FBT001 - as in Rpc
         _, service, method = path.split("/")
@@ -116,12 +118,14 @@ class GrpcMeters:
         self.received = 0
         self.sent = 0
         self._handled: defaultdict[str, int] = defaultdict(int)
-        self._buckets = Buckets()
+        self.seconds = Buckets()
 
     def handled(self, code: str, duration_s: float) -> None:
         """Count a call that ended, by the name of its status code (``DEADLINE_EXCEEDED``)."""
         self._handled[code] += 1
-        self._buckets.observe(duration_s)
+        seconds = self.seconds  # as its observe(), without another call
+        seconds.counts[bisect_left(seconds.bounds, duration_s)] += 1
+        seconds.sum += duration_s
 
     def codes(self) -> list[tuple[str, int]]:
         """Return the number of calls that ended with each code, by its label."""
@@ -129,7 +133,7 @@ class GrpcMeters:
 
     def latencies(self) -> tuple[list[tuple[str, float]], float]:
         """Return the number of calls up to each bound of seconds, and the sum of their seconds."""
-        return self._buckets.exposed()
+        return self.seconds.exposed()
 
 
 _METERS: dict[str, GrpcMeters] = {}

@@ -77,6 +77,17 @@ def test_a_histogram_without_label_is_one_series():
     assert registry.get_sample_value("spent_count") == 1
 
 
+def test_a_histogram_includes_what_is_counted_elsewhere():
+    registry = CollectorRegistry()
+    histogram = PlainHistogram("spent", "Time.", "stage", bounds=(1.0,), registry=registry)
+    elsewhere = Buckets((1.0,))
+    histogram.include("total", elsewhere)
+    histogram.buckets("total").observe(0.5)
+    elsewhere.observe(2.0)
+    assert registry.get_sample_value("spent_count", {"stage": "total"}) == 2
+    assert registry.get_sample_value("spent_bucket", {"stage": "total", "le": "1.0"}) == 1
+
+
 def test_buckets_of_several_are_added():
     first, second = Buckets((1.0,)), Buckets((1.0,))
     first.observe(0.5)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 import zlib
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
@@ -24,6 +25,7 @@ from urllib.parse import SplitResult, unquote_plus, urlsplit
 from aiohttp import web
 
 from gazette_sdk.broker.api.fronts import Chunk, Journals, chunks
+from gazette_sdk.broker.metrics import APPEND_SECONDS
 from gazette_sdk.console.content import MASKED_HEADER, MASKED_MEDIA_TYPE, MaskedContent, Masking
 from gazette_sdk.errors import GazetteError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -53,6 +55,8 @@ SMALL_BODY_BYTES = 64 * 1024
 """Greatest length of a body that is received before its append begins, which then rarely waits."""
 
 _GZIP_BITS = 16 + zlib.MAX_WBITS
+
+_TOTAL_SECONDS = APPEND_SECONDS.buckets("total")
 
 
 def decoder_of(encoding: str) -> BodyDecoder | None:
@@ -215,7 +219,11 @@ class HttpGateway:
             return await self._read(request, target, read, call, masking)
         if request.method == "PUT":
             body = _Body(append_request(target), request)
-            return _append_response(await self._append(body, call), target)
+            begun_s = time.monotonic()
+            try:
+                return _append_response(await self._append(body, call), target)
+            finally:
+                _TOTAL_SECONDS.observe(time.monotonic() - begun_s)
         return text_error(400, f"unknown method: {request.method}")
 
     async def _read(

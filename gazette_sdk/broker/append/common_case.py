@@ -33,7 +33,7 @@ from gazette_sdk.broker.append.machine import (
 from gazette_sdk.broker.append.preconditions import continues_without
 from gazette_sdk.broker.failover.pause_guard import KnownLease
 from gazette_sdk.broker.fragments.index import Summary
-from gazette_sdk.broker.metrics import APPEND_SECONDS, SERVER_COMPLETED, SERVER_STARTED
+from gazette_sdk.broker.metrics import SERVER_COMPLETED, SERVER_STARTED
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.replication.peer_stream import Answer
 from gazette_sdk.broker.replication.pipeline import Pipeline
@@ -55,7 +55,6 @@ _OPENINGS_MAX = 4096
 
 _APPENDS_STARTED = SERVER_STARTED.cell("Append")
 _APPENDS_OK = SERVER_COMPLETED.cell("Append", "ok")
-_TOTAL_SECONDS = APPEND_SECONDS.buckets("total")
 
 _MESSAGES = 2
 """Messages of a whole append after its opening: the chunk, and the one that commits."""
@@ -115,7 +114,6 @@ class InlineAppends:
             has :attr:`~StartedAppend.answers`; ``None`` where ``JournalService.append`` has to be
             called instead. Nothing has changed then.
         """
-        begun_s = time.monotonic()
         request = _valid_opening(opening) if len(opening) <= OPENING_BYTES_MAX else None
         if request is None:
             return None
@@ -130,7 +128,6 @@ class InlineAppends:
             _APPENDS_STARTED.value += 1
             if not started.answers:
                 _APPENDS_OK.value += 1
-                _TOTAL_SECONDS.observe(time.monotonic() - begun_s)
         return started
 
 
