@@ -29,7 +29,12 @@ from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol.authorization import authority_for
 from gazette_sdk.server.logging import AUDIT
 from gazette_sdk.server.options import Group, public_values
-from gazette_sdk.server.process import STOP_GRACE_S, StopSignal, configured_server
+from gazette_sdk.server.process import (
+    STOP_GRACE_S,
+    ServiceManager,
+    StopSignal,
+    configured_server,
+)
 from gazette_sdk.server.settings import DEBUG, pet_name
 from gazette_sdk.server.tls import check_files, file_root_of, with_secrets
 from gazette_sdk.shard.consumer.process import ConsumerConfig, StuckShardsError
@@ -92,7 +97,7 @@ async def run(invocation: Invocation) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     server = configured_server(settings, invocation.settings(DEBUG))
     transport = transport_of(broker, address, settings.zone)
-    with StopSignal() as stop:
+    with StopSignal() as stop, ServiceManager(invocation.environ) as manager:
         async with aclosing(transport):
             consumer = ServedConsumer(
                 server,
@@ -117,7 +122,7 @@ async def run(invocation: Invocation) -> None:
                 is_of_dev=is_of_dev,
             )
             try:
-                await serve_until_drained(consumer, stop, identity)
+                await serve_until_drained(consumer, stop, identity, manager)
             finally:
                 try:
                     await consumer.stop(grace_s=QUIT_GRACE_S if stop.quits else STOP_GRACE_S)

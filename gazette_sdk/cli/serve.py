@@ -27,7 +27,7 @@ from gazette_sdk.local_cluster.broker import DEV_VARIABLE
 from gazette_sdk.protocol.authorization import Authority, authority_for
 from gazette_sdk.server.logging import AUDIT, IDENTITY
 from gazette_sdk.server.options import Group, public_values
-from gazette_sdk.server.process import ReloadedFiles, StopSignal, configured_server
+from gazette_sdk.server.process import ReloadedFiles, ServiceManager, StopSignal, configured_server
 from gazette_sdk.server.settings import (
     BROKER,
     CONSOLE,
@@ -62,6 +62,10 @@ class ServedMember(Protocol):
     def etcd_version(self) -> tuple[int, ...]:
         """Version of the connected Etcd server, once it has started."""
 
+    @property
+    def held(self) -> int:
+        """Number of items assigned to it, once it has started."""
+
     async def start(self) -> None:
         """Start, and serve."""
 
@@ -92,13 +96,16 @@ class Identity:
     is_of_dev: bool = False
 
 
-async def serve_until_drained(member: ServedMember, stop: StopSignal, identity: Identity) -> None:
+async def serve_until_drained(
+    member: ServedMember, stop: StopSignal, identity: Identity, manager: ServiceManager
+) -> None:
     """Start a member, serve until the first signal, and drain. The caller stops it.
 
     Args:
         member: the member.
         stop: the signals.
         identity: what the log says about it.
+        manager: is sent that it serves, and how far it has drained.
 
     Raises:
         LeaseLostError: it is no member any more.
@@ -120,9 +127,12 @@ async def serve_until_drained(member: ServedMember, stop: StopSignal, identity: 
             level = logging.DEBUG if identity.is_of_dev else logging.WARNING
             _log.log(level, warning, extra={"address": identity.etcd_endpoint})
         _log.info("serving", extra={"endpoint": member.endpoint, **extra})
+        manager.announce("READY=1", lambda: f"serving {member.held} {items}")
         ended = member.ended
         await asyncio.wait([ended, signalled], return_when=asyncio.FIRST_COMPLETED)
         if not ended.done() and not stop.quits:
+            held = member.held
+            manager.announce("STOPPING=1", lambda: f"draining {member.held} of {held} {items}")
             await member.drain()
             await asyncio.wait(
                 [ended, quitted], timeout=DRAIN_NOTICE_S, return_when=asyncio.FIRST_COMPLETED
@@ -145,6 +155,7 @@ async def serve_until_drained(member: ServedMember, stop: StopSignal, identity: 
                 f"take its {items} over: start it again"
             ) from error
     finally:
+        manager.announce("STOPPING=1", lambda: "ending")
         starting.cancel()
         signalled.cancel()
         quitted.cancel()
@@ -190,7 +201,7 @@ async def run(invocation: Invocation) -> None:
     server = configured_server(settings, invocation.settings(DEBUG))
     _warn_of_open_access(settings)
     is_of_dev = DEV_VARIABLE in invocation.environ
-    with StopSignal() as stop:
+    with StopSignal() as stop, ServiceManager(invocation.environ) as manager:
         broker = ServedBroker(
             server,
             lambda endpoint: configuration_of(settings, etcd, endpoint),
@@ -210,7 +221,7 @@ async def run(invocation: Invocation) -> None:
                 "journals",
                 is_of_dev=is_of_dev,
             )
-            await serve_until_drained(broker, stop, identity)
+            await serve_until_drained(broker, stop, identity, manager)
         except BaseException:
             await broker.stop()  # content that is not stored yet stays in the spool directory
             raise

@@ -7,11 +7,14 @@ drain. The first one wakes the waiters. Later ones of the first two do nothing: 
 Keys and certificates are files that a running server reads again (:class:`ReloadedFiles`). A file
 is read again when its time of modification, its size or its inode has changed, which is checked
 periodically, and at SIGHUP. Orchestrators replace mounted secrets without any signal.
+
+:class:`ServiceManager` is sent the state of the process, as systemd's ``Type=notify`` asks for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import resource
@@ -20,7 +23,7 @@ import signal
 import socket
 import ssl
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -197,6 +200,75 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+STATE_PERIOD_S = 1.0
+"""Longest time in seconds between two datagrams to the service manager."""
+
+
+class ServiceManager:
+    """Service manager that started this process, if it wants to be sent its state (sd_notify(3)).
+
+    A datagram to the socket of ``NOTIFY_SOCKET`` says that the process is ready, and what it does.
+    Those of the running event loop are its signs of life: the manager ends a process that sends
+    none for the time of ``WATCHDOG_USEC``. Without ``NOTIFY_SOCKET`` nothing is sent.
+
+    Args:
+        environ: environment of the process.
+
+    Attributes:
+        state: returns one line that says what the process does.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.state: Callable[[], str] = lambda: "starting"
+        self._address = environ.get("NOTIFY_SOCKET", "").replace("@", "\0", 1)
+        watchdog_s = 0.0
+        if environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid()):
+            watchdog_s = int(environ.get("WATCHDOG_USEC", "0")) / 1e6
+        self._watchdog = ("WATCHDOG=1",) if watchdog_s else ()
+        self._period_s = min(STATE_PERIOD_S, watchdog_s / 4 or STATE_PERIOD_S)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> Self:
+        if self._address:
+            self._report()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def announce(self, step: str, state: Callable[[], str]) -> None:
+        """Send that a step is reached, and what the process does from now on.
+
+        Args:
+            step: ``READY=1`` or ``STOPPING=1``.
+            state: as the attribute.
+        """
+        self.state = state
+        self._send(step)
+
+    def _report(self) -> None:
+        self._send(*self._watchdog)
+        self._timer = asyncio.get_running_loop().call_later(self._period_s, self._report)
+
+    def _send(self, *lines: str) -> None:
+        """Send lines and the state. What the manager does not take at once is lost."""
+        if not self._address:
+            return
+        content = "\n".join((*lines, f"STATUS={self.state()}"))
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender,
+        ):
+            sender.sendto(content.encode(), self._address)
 
 
 STOP_GRACE_S = 15.0

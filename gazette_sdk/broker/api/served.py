@@ -94,6 +94,12 @@ class ServedBroker:
         """Version of the connected Etcd server, from :meth:`start` on."""
         return self.broker.etcd_version
 
+    @property
+    def held(self) -> int:
+        """Number of replicas assigned to the broker, once it has started."""
+        config = self.broker.config
+        return len(self.broker.keyspace.local_assignments(config.zone, config.suffix))
+
     async def drain(self) -> None:
         """Announce that the broker leaves, as :meth:`Broker.drain`."""
         await self.broker.drain()

@@ -66,6 +66,12 @@ class ServedConsumer:
         """Version of the connected Etcd server, from :meth:`start` on."""
         return self.consumer.etcd_version
 
+    @property
+    def held(self) -> int:
+        """Number of shards assigned to the process, once it has started."""
+        config = self.consumer.config
+        return len(self.consumer.keyspace.local_assignments(config.zone, config.suffix))
+
     async def drain(self) -> None:
         """Announce that the consumer leaves, as :meth:`Consumer.drain`."""
         await self.consumer.drain()

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from gazette_sdk.cli.serve import Identity, serve_until_drained
-from gazette_sdk.server.process import StopSignal
+from gazette_sdk.server.process import ServiceManager, StopSignal
 
 
 class Member:
@@ -14,6 +14,7 @@ class Member:
 
     endpoint = "http://localhost:1"
     etcd_version = (3, 5, 1)
+    held = 0
 
     def __init__(self):
         self.ended = asyncio.get_running_loop().create_future()
@@ -32,7 +33,7 @@ def test_an_etcd_that_can_lose_data_is_warned_of_outside_of_dev(caplog, is_of_de
             "here", "one", "http://etcd:2379", "broker", "journals", is_of_dev=is_of_dev
         )
         with StopSignal() as stop:
-            await serve_until_drained(Member(), stop, identity)
+            await serve_until_drained(Member(), stop, identity, ServiceManager({}))
 
     with caplog.at_level(logging.DEBUG, "gazette_sdk.cli.serve"):
         asyncio.run(scenario())
