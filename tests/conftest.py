@@ -29,6 +29,7 @@ SPARK = (
 MANY_PROCESSES = (
     "tests/benchmarks/",
     "tests/crash/",
+    "tests/deploy/",
     "tests/docs/",
     "tests/integration/cli/",
     "tests/integration/local_cluster/",
