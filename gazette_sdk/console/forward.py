@@ -261,7 +261,9 @@ def _begin_of(content_range: str) -> int:
     """
     begin = content_range.removeprefix("bytes ").partition("-")[0]
     if not begin.isdigit():
-        raise UnavailableError("the broker answers a read without its offset")
+        raise UnavailableError(
+            "the broker answers a read without the header Content-Range; upgrade it"
+        )
     return int(begin)
 
 

@@ -16,6 +16,7 @@ import asyncio
 import re
 import time
 import zlib
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from email.utils import formatdate
@@ -223,7 +224,9 @@ class HttpGateway:
             try:
                 return _append_response(await self._append(body, call), target)
             finally:
-                _TOTAL_SECONDS.observe(time.monotonic() - begun_s)
+                total_s = time.monotonic() - begun_s  # as observe() does, without the call
+                _TOTAL_SECONDS.counts[bisect_left(_TOTAL_SECONDS.bounds, total_s)] += 1
+                _TOTAL_SECONDS.sum += total_s
         return text_error(400, f"unknown method: {request.method}")
 
     async def _read(
