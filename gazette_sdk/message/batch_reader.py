@@ -28,6 +28,7 @@ from dataclasses import replace
 from itertools import repeat
 from typing import Generic, Literal, TypeAlias, TypeVar, cast
 
+import msgspec
 import numpy as np
 
 from gazette_sdk.errors import (
@@ -72,6 +73,7 @@ from gazette_sdk.message.runs import (
     valid_stamps,
 )
 from gazette_sdk.message.uuid import ACK_TXN, parse_raw_uuid
+from gazette_sdk.tracing import enabled
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.loop import OwnedLock, guarded, is_running
@@ -355,13 +357,39 @@ class JournalDecoder(ContentDecoder[Envelope[M]]):
         super().__init__(journal, framing, offset, empty, kind.name)
         self._kind = kind
         self._sequenced = sequenced
+        self._finds_parents = enabled() is not None
 
     def decode(self, cut: Cut) -> tuple[Run[Envelope[M]], Exception | None]:
         """Decode frames in bulk; a few one by one."""
         frames = cut.frames
         decoded = self._kind.decode(self.framing, cut.buffer, frames)
-        if self._sequenced and len(frames.ends) <= _SHORT_MAX:
-            return self._decode_few(cut, decoded)
+        is_short = self._sequenced and len(frames.ends) <= _SHORT_MAX
+        run, cause = (self._decode_few if is_short else self._decode_many)(cut, decoded)
+        if self._finds_parents:
+            run = self._with_parents(run, cut, decoded)
+        return run, cause
+
+    def _with_parents(
+        self, run: Run[Envelope[M]], cut: Cut, decoded: Decoded[M]
+    ) -> Run[Envelope[M]]:
+        """Return a run whose envelopes have the contexts of their traces."""
+        parents = self._kind.parents(self.framing, cut.buffer, cut.frames, decoded.messages)
+        found = {index: parent for index, parent in parents.items() if index < len(run)}
+        if not found:
+            return run
+        envelopes = list(run.items)
+        for index, parent in found.items():
+            envelopes[index] = msgspec.structs.replace(envelopes[index], traceparent=parent)
+        if type(run) is ShortRun:
+            rows = zip(run.messages(), envelopes, strict=True)
+            return ShortRun(run.journal, [row._replace(item=item) for row, item in rows])
+        return replace(run, items=envelopes)
+
+    def _decode_many(
+        self, cut: Cut, decoded: Decoded[M]
+    ) -> tuple[Run[Envelope[M]], Exception | None]:
+        """Return the envelopes of frames, by arrays."""
+        frames = cut.frames
         cause = decoded.error
         stamps = NO_STAMPS
         if self._sequenced:
@@ -388,7 +416,7 @@ class JournalDecoder(ContentDecoder[Envelope[M]]):
     def _decode_few(
         self, cut: Cut, decoded: Decoded[M]
     ) -> tuple[Run[Envelope[M]], Exception | None]:
-        """Return the same as :meth:`decode`, without arrays."""
+        """Return the same as :meth:`_decode_many`, without arrays."""
         journal, offset, frames = self.journal, cut.offset, cut.frames
         found: list[Message[Envelope[M]]] = []
         cause = decoded.error

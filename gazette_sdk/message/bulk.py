@@ -8,6 +8,7 @@ The rows of record batches are messages of a class that is made for their column
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import keyword
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,12 +29,13 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.framing import JsonLines
 from gazette_sdk.message.kinds.base import Spliced
-from gazette_sdk.message.kinds.json import KEY, own_uuid
+from gazette_sdk.message.kinds.json import KEY, own_uuid, spliced
 from gazette_sdk.message.mapping import Direct, SelectorMapping, check_mapping, checked_journal
 from gazette_sdk.message.mapping import Mapping as JournalMapping
 from gazette_sdk.message.receipt import BatchReceipt
 from gazette_sdk.message.sender import Outbox, Sender, Sequences, no_mapping
 from gazette_sdk.message.uuid import PRODUCER_BYTES, TICK, Stamp
+from gazette_sdk.tracing import ROOM_BYTES, text_of
 from gazette_sdk.transport.loop import guarded
 from gazette_sdk.user_code import call, call_each
 
@@ -233,11 +235,13 @@ def publish_batch(
         if slices is not None:
             return batch.add(slices)
 
+    context = contextvars.copy_context()  # with the span in which it is published
+
     async def publish() -> BatchReceipt:
         await batch.list_journals()
         known = batch.slices()
         assert known is not None
-        return batch.add(known)
+        return context.run(batch.add, known)
 
     return sender.deferred.add(publish, lambda append: BatchReceipt(append, batch.count), sequences)
 
@@ -359,9 +363,14 @@ class _Batch:
                 first = sender.clock.tick(part.count)
                 stamp.clock = first + (part.count - 1) * TICK
             framed = part.frames(stamp, first)
+            context = None
+            if sender.traces is not None and (context := sender.traces.current()) is not None:
+                framed = part.traced(framed, text_of(context))
             self._is_adding = True
             for outbox, first_index, frames, count in framed:
                 append, begin = outbox.add_frames(frames)
+                if context is not None and sender.traces is not None:
+                    sender.traces.note(append, context)
                 if sequences is None:
                     append.context = sender
                 else:
@@ -491,7 +500,7 @@ class Slice:
         FramingError: likewise.
     """
 
-    __slots__ = ("_begin", "_load", "_spliced", "count", "length_bytes", "routed")
+    __slots__ = ("_begin", "_load", "_prefix", "_spliced", "count", "length_bytes", "routed")
 
     def __init__(
         self,
@@ -505,6 +514,7 @@ class Slice:
         self._begin = begin
         self._load = load
         self._spliced = self._encode(messages)
+        self._prefix = b"" if self._spliced is None else self._spliced.prefix
         if self._spliced is None:
             self.length_bytes = self._check(messages)
         else:
@@ -544,6 +554,24 @@ class Slice:
                 own = itemgetter(*chosen.tolist())(pieces)
             if own:
                 found.append((outbox, int(chosen[0]), _lines(rows[chosen], own), len(own)))
+        return found
+
+    def traced(
+        self, framed: list[tuple[Outbox, int, bytes, int]], parent: str
+    ) -> list[tuple[Outbox, int, bytes, int]]:
+        """Return frames with the context of a trace in a batch's first message of each journal.
+
+        Args:
+            framed: what :meth:`frames` returned.
+            parent: the context. Messages that are not encoded in bulk get none.
+        """
+        if self._begin or not self._prefix:
+            return framed
+        found = []
+        for outbox, index, frames, count in framed:
+            has_room = frames.find(b"\n", 0, outbox.frame_bytes_max - ROOM_BYTES) >= 0
+            traced = spliced(frames, self._prefix, parent) if has_room else frames
+            found.append((outbox, index, traced, count))
         return found
 
     # ---------------------------------------------------------------- pieces

@@ -25,6 +25,8 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
         end: offset after the last byte of its frame.
         message: the message.
         raw_uuid: its UUID as it is written in the message; see :attr:`uuid`.
+        traceparent: context of the sampled span in which it was published, as of W3C Trace
+            Context; empty for none, and where :mod:`~gazette_sdk.tracing` is not enabled.
     """
 
     journal: str
@@ -32,6 +34,7 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
     end: int
     message: M
     raw_uuid: RawUuid = None
+    traceparent: str = ""
 
     @property
     def uuid(self) -> uuid.UUID:

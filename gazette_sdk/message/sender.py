@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import os
 import threading
 import weakref
@@ -64,6 +65,7 @@ from gazette_sdk.message.uuid import (
 )
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2
+from gazette_sdk.tracing import ROOM_BYTES, SendTraces, enabled, text_of
 from gazette_sdk.transport.append.appender import AppendService, JournalAppender
 from gazette_sdk.transport.append.queue import AnyFuture, PendingAppend
 from gazette_sdk.transport.base import Transport
@@ -742,6 +744,7 @@ class Sender:
         is_background: it works on the SDK's background loop, also where a loop runs (notebooks).
         is_closed: messages are refused.
         is_forked: it belongs to the parent of this process.
+        traces: spans of its appends; None where traces are not enabled.
     """
 
     def __init__(
@@ -757,6 +760,8 @@ class Sender:
         validates: bool | None = None,
     ) -> None:
         self._validates = validates
+        tracing = enabled()
+        self.traces = None if tracing is None else SendTraces(tracing)
         self.outboxes: dict[str, Outbox] = {}
         self.idle_producers: list[Producer] = []
         self.lock = new_lock()
@@ -807,11 +812,13 @@ class Sender:
         if outbox is not None and not (self.deferred.calls and self.is_on_loop):
             return self._add(outbox, message, sequences)
 
+        context = contextvars.copy_context()  # with the span in which it is published
+
         async def publish() -> Receipt:
             await self.list_journals([message], chosen)
             known = self.outbox(message, chosen)
             assert known is not None
-            return self._add(known, message, sequences)
+            return context.run(self._add, known, message, sequences)
 
         return self.deferred.add(publish, lambda append: Receipt(append, 0, 0), sequences)
 
@@ -869,6 +876,8 @@ class Sender:
                 kind = outbox.kinds.get(type(message)) or outbox.kind(type(message))
                 payload = kind.encode(message, stamp)
                 append = outbox.tail()
+                if self.traces is not None:
+                    payload = self._traced(self.traces, outbox, append, message, payload)
                 first = append.length_bytes
                 if outbox.is_lines and NEWLINE not in payload:
                     # What encode() does, without the call: this is done for every message.
@@ -892,6 +901,23 @@ class Sender:
             self.note_interrupt(error, is_adding=is_adding)
             raise
         return Receipt(append, first, last)
+
+    def _traced(
+        self,
+        traces: SendTraces,
+        outbox: Outbox,
+        append: PendingAppend,
+        message: Any,
+        payload: bytes,
+    ) -> bytes:
+        """Return an encoded message with the context of the current span, if that is sampled."""
+        context = traces.current()
+        if context is None:
+            return payload
+        traces.note(append, context)
+        if len(payload) + ROOM_BYTES > outbox.frame_bytes_max:
+            return payload
+        return outbox.kinds[type(message)].with_parent(message, payload, text_of(context))
 
     def note_interrupt(self, error: BaseException, *, is_adding: bool = False) -> None:
         """Fail the publisher if its thread was interrupted at work.

@@ -221,6 +221,31 @@ class Kind(abc.ABC, Generic[M]):
         del other
         return message
 
+    def with_parent(self, message: M, payload: bytes, parent: str) -> bytes:
+        """Return an encoded message with the context of a trace, where this form has a place.
+
+        Args:
+            message: the message. A context that it has is kept.
+            payload: what :meth:`encode` returned for it.
+            parent: the context, as of W3C Trace Context.
+        """
+        del message, parent
+        return payload
+
+    def parents(
+        self, framing: Framing, buffer: Buffer, frames: Frames, messages: Sequence[M]
+    ) -> dict[int, str]:
+        """Return the contexts of messages whose traces are sampled, by index.
+
+        Args:
+            framing: of the frames.
+            buffer: content.
+            frames: its frames.
+            messages: what they were decoded to, up to the first bad one.
+        """
+        del framing, buffer, frames, messages
+        return {}
+
     def check_readable(self, message: M) -> None:
         """Check that the class reads what is written of a message.
 

@@ -52,7 +52,10 @@ from gazette_sdk.message.uuid import (
     new_producer_id,
     parse_raw_uuid,
 )
+from gazette_sdk.tracing import PARENT_BYTES, PARENT_KEY, is_sampled
 from gazette_sdk.user_code import EXITS, call, call_each, check_raised, text_of
+
+_PARENT = b'"%b":"' % PARENT_KEY.encode()
 
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 _USUAL_KEY = b'"UUID"'
@@ -381,6 +384,21 @@ def _all_of(cutters: Sequence[Cutter | None]) -> Cutter:
     return cut
 
 
+def spliced(content: bytes, prefix: bytes, parent: str) -> bytes:
+    """Return JSON lines, or one object, with the context of a trace in the first object.
+
+    Args:
+        content: objects, each of which begins with ``prefix`` and the text of a UUID.
+        prefix: bytes before that text.
+        parent: the context; one that the first object has is kept.
+    """
+    end = content.find(b"\n")
+    if content.find(_PARENT, 0, len(content) if end < 0 else end) >= 0:
+        return content
+    at = len(prefix) + TEXT_BYTES + 1
+    return b'%b,%b%b"%b' % (content[:at], _PARENT, parent.encode(), content[at:])
+
+
 KEY = "UUID"
 
 
@@ -427,8 +445,13 @@ class JsonKind(Kind[Any]):
         self._convert = uuid_conversion(message_type, field) if field else str
         self._strips = strict and field is None
         self._knows_lower = "uuid" in names
+        self._knows_parent = PARENT_KEY in names
         self._place = UuidPlace(key)
         self._prefix = self._place.prefix
+        self._parent_at = re.compile(
+            rb'%b[0-9A-Fa-f-]{%d}",%b([0-9a-f-]{%d})"'
+            % (re.escape(self._prefix), TEXT_BYTES, _PARENT, PARENT_BYTES)
+        )
         self._dumps: Callable[[Any], bytes] = encode
 
     @property
@@ -452,6 +475,25 @@ class JsonKind(Kind[Any]):
         if len(body) == 2:
             return b'%b%b"}' % (self._prefix, stamp.text())
         return b'%b%b",%b' % (self._prefix, stamp.text(), body[1:])
+
+    def with_parent(self, message: Any, payload: bytes, parent: str) -> bytes:
+        """Return the object with the context as its second key, after a UUID that is no field."""
+        del message
+        return payload if self._field is not None else spliced(payload, self._prefix, parent)
+
+    def parents(
+        self, framing: Framing, buffer: Buffer, frames: Frames, messages: Sequence[Any]
+    ) -> dict[int, str]:
+        """Return the contexts that are the second keys of objects."""
+        if not messages or buffer.find(_PARENT, frames.begins[0], frames.ends[-1]) < 0:
+            return {}
+        found = {}
+        payloads = framing.payloads(buffer, frames)[: len(messages)]
+        for index, payload in enumerate(payloads):
+            parent = self._parent_at.match(payload)
+            if parent is not None and is_sampled(text := parent[1].decode()):
+                found[index] = text
+        return found
 
     def with_uuid_of(self, message: Any, other: Any) -> Any:
         """Return a message whose own field of the UUID, if any, is that of another one."""
@@ -604,9 +646,12 @@ class JsonKind(Kind[Any]):
         return header.lower if is_uuid_text(header.lower) else None
 
     def _stripped(self, payload: bytes) -> bytes:
-        """Return the object without its UUID."""
+        """Return the object without its UUID, and the context of its trace."""
         if self._place.text(payload) is not None:
             after = self._place.end + 1
+            parent = None if self._knows_parent else self._parent_at.match(payload)
+            if parent is not None:
+                after = parent.end()
             if payload[after : after + 1] == b",":
                 return b"{" + payload[after + 1 :]
             if payload[after : after + 1] == b"}":
@@ -617,6 +662,8 @@ class JsonKind(Kind[Any]):
             lower = known.get("uuid")
             if is_uuid_text(lower):
                 del known["uuid"]
+        if not self._knows_parent:
+            known.pop(PARENT_KEY, None)
         return encode(known)
 
     # ------------------------------------------------------- acknowledgements

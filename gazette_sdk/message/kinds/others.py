@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -25,6 +25,7 @@ from gazette_sdk.framing.base import Buffer
 from gazette_sdk.message.kinds.base import Decoded, Kind
 from gazette_sdk.message.runs import InvalidUuidError, parse_text_uuids
 from gazette_sdk.message.uuid import TEXT_BYTES, RawUuid, Stamp, uuid_of_text
+from gazette_sdk.tracing import PARENT_KEY, is_sampled
 from gazette_sdk.user_code import call, call_each
 
 _BEHIND_FIELD = np.frombuffer(b",\r\n", dtype=np.uint8)
@@ -248,6 +249,9 @@ class ProtobufKind(Kind[Any]):
                 " `bytes uuid`; without one its messages can only be read with"
                 " isolation=uncommitted, and from offsets instead of times"
             )
+        parent = message_type.DESCRIPTOR.fields_by_name.get(PARENT_KEY)
+        is_text = parent is not None and parent.type == FieldDescriptor.TYPE_STRING
+        self._holds_parent = is_text and not parent.is_repeated
 
     def encode(self, message: Any, stamp: Stamp) -> bytes:
         """Set the message's ``uuid`` and serialize it."""
@@ -259,6 +263,23 @@ class ProtobufKind(Kind[Any]):
                 f"{self.message_type.__qualname__} cannot be serialized: {error}", kind="encoding"
             ) from error
         return payload
+
+    def with_parent(self, message: Any, payload: bytes, parent: str) -> bytes:
+        """Return the message with the context in its field ``traceparent``, if it has one."""
+        if not self._holds_parent or message.traceparent:
+            return payload
+        # Encoded fields that follow a message are part of it.
+        return payload + bytes(self.message_type(traceparent=parent).SerializePartialToString())
+
+    def parents(
+        self, framing: Framing, buffer: Buffer, frames: Frames, messages: Sequence[Any]
+    ) -> dict[int, str]:
+        """Return the contexts of the fields ``traceparent``."""
+        del framing, buffer, frames
+        if not self._holds_parent:
+            return {}
+        texts = enumerate(message.traceparent for message in messages)
+        return {index: text for index, text in texts if text and is_sampled(text)}
 
     def with_uuid_of(self, message: Any, other: Any) -> Any:
         """Set the message's ``uuid`` to that of another one."""

@@ -12,6 +12,7 @@
 - ``input``: Input of a shard: the committed messages of its sources, from a checkpoint on.
 - ``failure``: Handling of a record for which the handler raises.
 - ``metrics``: Metrics of a shard's transactions (operations section 3).
+- ``traces``: Traces of a shard: spans of its transactions, and of the messages that they consume.
 - ``consume``: Consumption of a transaction's messages and timers: the calls of its hooks.
 - ``async_consume``: Consumption of a transaction's messages by hooks that are coroutine functions.
 - ``runner``: Runner of the transactions of one shard: the shell of the machine.

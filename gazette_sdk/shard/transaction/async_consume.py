@@ -176,7 +176,7 @@ class AsyncConsumer:
                 consumer.put_into(table, envelope.message)
                 return
             event_us = consumer.event_us(envelope)
-            await consumer.application.consume(txn, envelope.message)
+            await consumer.handler(txn, envelope.message)
             for window in consumer.late_windows():
                 called = consumer.application.on_late(txn, envelope.message, window)
                 if called is not None:

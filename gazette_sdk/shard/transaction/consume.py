@@ -127,9 +127,11 @@ class MessageConsumer:
         recorder: recorder of the store's file changes; None without a recovery log.
         bad: records that are left out.
         on_step: called at each step of a commit.
+        handler: called for each message; None for the application's.
         wall_clock: returns Unix seconds.
 
     Attributes:
+        handler: called for each message.
         input: where messages come from.
         rest: messages of the last batch that are not consumed.
         table: table that is made of the last batch; None if the handler consumes it.
@@ -151,9 +153,11 @@ class MessageConsumer:
         recorder: RecorderLike | None,
         bad: BadRecords,
         on_step: OnStep,
+        handler: Callable[[Transaction[Any], Any], Any] | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.application = application
+        self.handler = handler or application.consume
         self._wall_clock = wall_clock
         self.has_timers = application.has_timers
         self._windows = txn.all_windows
@@ -275,7 +279,7 @@ class MessageConsumer:
         """Consume what is left of a batch; return None if nothing is."""
         txn, now = self.txn, time.monotonic
         is_plain = not (self._undoes or self.bad or txn.times or self.table)
-        handle = self.application.consume if is_plain else self._consume_or_leave_out
+        handle = self.handler if is_plain else self._consume_or_leave_out
         envelope: Envelope[Any]
         try:
             for envelope in self.rest:
@@ -732,7 +736,7 @@ class MessageConsumer:
                 self.put_into(table, message)
                 return
             event_us = self.event_us(envelope)
-            self.application.consume(txn, message)
+            self.handler(txn, message)
             for window in self.late_windows():
                 self.application.on_late(txn, message, window)
             if self.bad.validates_each:

@@ -54,6 +54,7 @@ from gazette_sdk.shard.transaction.machine import (
 )
 from gazette_sdk.shard.transaction.metrics import ShardMetrics
 from gazette_sdk.shard.transaction.tables import Tables
+from gazette_sdk.shard.transaction.traces import ShardTraces
 from gazette_sdk.shard.transaction.transaction import (
     AppendFuture,
     CommitFuture,
@@ -67,6 +68,7 @@ from gazette_sdk.shard.transaction.transaction import (
     new_commit,
 )
 from gazette_sdk.shard.transaction.windows import new_windows
+from gazette_sdk.tracing import enabled
 from gazette_sdk.transport.append.queue import AnyFuture
 from gazette_sdk.user_code import acontained, is_cancellation, on_worker
 
@@ -259,6 +261,13 @@ class Runner:
         self._new_input = new_input
         self._workers = workers
         self._on_step: OnStep = on_step or _ignore_step
+        self._traces: ShardTraces | None = None
+        handler = None
+        if (tracing := enabled()) is not None:
+            self._traces = ShardTraces(tracing, application.full_name, shard.id, self._on_step)
+            self._on_step = self._traces.on_step
+            traced = self._traces.async_handler if application.is_async else self._traces.handler
+            handler = traced(application.consume)
         self._on_completed = on_completed
         self._metrics = ShardMetrics(shard.full_name, self._lag_bytes)
         self._bad = BadRecords(application.on_error, shard.id)
@@ -289,6 +298,7 @@ class Runner:
             recorder=recorder,
             bad=self._bad,
             on_step=self._on_step,
+            handler=handler,
             wall_clock=wall_clock,
         )
         self._turn: Callable[[], Awaitable[PreparedCommit | None]] = self._turn_on_worker
@@ -587,6 +597,8 @@ class Runner:
             HookFailedError: the hook raised.
         """
         self._txn.is_open = False
+        if self._traces is not None:
+            self._traces.abandoned(failure)
         if self.machine.current is Current.EMPTY:
             return
         self.machine.abandoned()  # so that the hook is called once
@@ -596,6 +608,8 @@ class Runner:
 
     def _fail_commit(self, error: Exception) -> None:
         """Fail the future of an unfinished commit: nothing that waits for it is sent."""
+        if self._traces is not None:
+            self._traces.commit_failed(error)
         if self._prior is not None and not self._prior.commit.done():
             self._prior.commit.set_exception(error)
             if self._recorder is not None:
