@@ -32,6 +32,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gazette_sdk.contexts import LOG_FIELDS
 from gazette_sdk.errors import needs_extra
 
 if TYPE_CHECKING:
@@ -152,9 +153,18 @@ class Tracing:
 
     @contextmanager
     def current_while(self, span: Span) -> Iterator[None]:
-        """Make a span current in a block, and end it with the block."""
+        """Make a span current in a block, and end it with the block.
+
+        Log records of the block have its ``trace_id`` and ``span_id``.
+        """
+        context = span.get_span_context()
+        ids = {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
         with self._api.use_span(span, end_on_exit=True):
-            yield
+            token = LOG_FIELDS.set({**LOG_FIELDS.get(), **ids})
+            try:
+                yield
+            finally:
+                LOG_FIELDS.reset(token)
 
     def fail(self, span: Span, error: BaseException | str) -> None:
         """End a span with an error."""

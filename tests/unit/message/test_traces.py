@@ -18,6 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from gazette_sdk import JsonMessage, Publisher, Reader, mapping, tracing
+from gazette_sdk.contexts import LOG_FIELDS
 from gazette_sdk.errors import GazetteError, ValidationError
 from gazette_sdk.message.kinds.json import spliced
 from support.memory_transport import MemoryTransport
@@ -267,11 +268,15 @@ def test_a_reader_continues_the_trace(transport, spans):
             publisher.publish({"number": 0}).result(timeout=WAIT_S)
         [envelope] = Reader(dict, name=NAME, transport=transport)
         with tracing.process(envelope, "billing"):
+            fields = LOG_FIELDS.get()
             there = mapping.direct("next/journal")
             publisher.publish(Order("ada"), mapping=there).result(timeout=WAIT_S)
     [processed] = named(spans, "process billing")
     assert processed.parent.span_id == work.get_span_context().span_id
     assert processed.attributes["messaging.gazette.offset.end"] == envelope.end
+    assert fields["trace_id"] == f"{work.get_span_context().trace_id:032x}"
+    assert fields["span_id"] == f"{processed.context.span_id:016x}"
+    assert "trace_id" not in LOG_FIELDS.get()
     [onward] = Reader(Order, name="next/journal", transport=transport)
     assert onward.traceparent.split("-")[1] == f"{work.get_span_context().trace_id:032x}"
     assert onward.traceparent.split("-")[2] == f"{processed.context.span_id:016x}"
