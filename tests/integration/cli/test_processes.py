@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -319,19 +320,25 @@ def test_what_cannot_work_is_told_of_before_anything_starts(tmp_path, arguments,
 # --------------------------------------------------------------------------- tools
 
 
-def test_help_is_there_at_once(tmp_path):
+def test_help_is_there_at_once():
     took = []
     for _ in range(3):
-        begin = time.monotonic()
+        begin = processor_s()
         subprocess.run(
             [sys.executable, "-m", GAZCTL, "journals", "list", "--help"],
             check=True,
             capture_output=True,
             timeout=TIMEOUT_S,
         )
-        took.append(time.monotonic() - begin)
-    # Half a second where nothing else runs; other tests may keep this machine busy.
-    assert min(took) < 2.0
+        took.append(processor_s() - begin)
+    # A third of a second; a machine that is busy with other tests has slower processors.
+    assert min(took) < 1.0
+
+
+def processor_s():
+    """Processor time of the processes that this one has waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def test_help_loads_neither_grpc_nor_the_web_server():
