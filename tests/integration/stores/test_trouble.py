@@ -17,7 +17,8 @@ from gazette_sdk.fragment.stores import s3
 from support.services import moto_command, running
 from support.stores import create_s3_bucket, put_bytes
 
-pytestmark = pytest.mark.serial
+serial = pytest.mark.serial
+"""For tests that measure times."""
 
 KINDS = ("s3", "gs", "azure")
 
@@ -43,6 +44,7 @@ def silent_port():
         yield listener.getsockname()[1]
 
 
+@serial
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_service_that_is_not_there_is_a_clear_error_soon(kind, monkeypatch):
     with closing(open_store(point_at(monkeypatch, kind, reserve_port()))) as store:
@@ -55,6 +57,7 @@ def test_a_service_that_is_not_there_is_a_clear_error_soon(kind, monkeypatch):
         assert not store.is_authorization_error(caught.value)
 
 
+@serial
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_operation_ends_when_its_time_is_over(kind, monkeypatch):
     with silent_port() as port, closing(open_store(point_at(monkeypatch, kind, port))) as store:
@@ -67,6 +70,7 @@ def test_an_operation_ends_when_its_time_is_over(kind, monkeypatch):
         assert time.monotonic() - began < 2
 
 
+@serial
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_lost_store_is_known_within_five_seconds_and_its_return_too(
     kind, monkeypatch, tmp_path, request
@@ -102,6 +106,7 @@ def test_a_lost_store_is_known_within_five_seconds_and_its_return_too(
     asyncio.run(scenario())
 
 
+@serial
 def test_a_service_that_starts_late_is_found(monkeypatch, tmp_path):
     port = reserve_port()
     url = point_at(monkeypatch, "s3", port)
