@@ -121,9 +121,15 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> list[Group]:
 
 
 @pytest.fixture(scope="module")
-def findings(groups: list[Group], tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
+def cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What mypy knows of modules that did not change, kept for later runs of the tests."""
+    kept = getattr(request.config, "cache", None)
+    return tmp_path_factory.mktemp("mypy") if kept is None else Path(kept.mkdir("mypy"))
+
+
+@pytest.fixture(scope="module")
+def findings(groups: list[Group], cache: Path) -> dict[Path, str]:
     """Findings of mypy by page."""
-    cache = tmp_path_factory.mktemp("mypy")
     found = {}
     for group in groups:
         modules = [path for programs, _ in group.pages.values() for path in programs]
@@ -167,9 +173,9 @@ def test_programs_of_all_pages_pass_pyright(groups: list[Group]):
     assert pyright(directories[0].parent, directories) == ""
 
 
-def test_a_mistake_is_found(tmp_path: Path):
+def test_a_mistake_is_found(cache: Path, tmp_path: Path):
     (tmp_path / "one").mkdir()
     program = tmp_path / "one" / "page.py"
     program.write_text("from gazette_sdk import Reader\nreader = Reader(dict, 5)\n")
-    assert "page.py:2" in mypy(program.parent, tmp_path / "cache", [program])
+    assert "page.py:2" in mypy(program.parent, cache, [program])
     assert "page.py:2" in pyright(tmp_path, [program.parent])
