@@ -17,14 +17,15 @@ settings.load_profile("gazette")
 END_TIMEOUT_S = 30.0
 """How long Python may take to end after the last test."""
 
-SPARK = (
-    "tests/crash/test_kill_spark.py",
+SPARK_SESSION = (
     "tests/integration/spark/",
-    "tests/docs/test_contract.py",
     "tests/docs/test_pages.py::test_the_examples_of_a_page_run_in_order[lake.md]",
     "tests/docs/test_pages.py::test_the_examples_of_a_page_run_in_order[spark.md]",
 )
-"""Tests that run a JVM with a Spark session, by the begin of their ids."""
+"""Tests that share a JVM with a Spark session, by the begin of their ids."""
+
+SPARK_PROGRAMS = ("tests/crash/test_kill_spark.py", "tests/docs/test_contract.py")
+"""Tests that run programs of Spark, each with a JVM of its own."""
 
 MANY_PROCESSES = (
     "tests/benchmarks/",
@@ -57,6 +58,10 @@ ONE_BY_ONE = (
 # A JVM of tests ends within a minute: it takes a fifth less processor time with its quick compiler.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
+# Python's libraries read all certificates of the system when they are imported, a twentieth of the
+# processor time in which a broker starts. Tests have authorities of their own.
+os.environ.setdefault("SSL_CERT_FILE", os.devnull)
+
 # A shell's background job ignores SIGINT, and so would all programs that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -64,13 +69,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 class Scheduling(LoadFileScheduling):
     """Distribution of tests over workers: a file of tests runs in one worker.
 
-    All tests of Spark are in one worker, because four JVMs are too many. The tests of a file that
-    is long, and has nothing that is started once for all of them, are distributed one by one.
+    All tests of the Spark session are in one worker, and those of programs of Spark in another
+    one: more JVMs at a time are too many. The tests of a file that is long, and has nothing that is
+    started once for all of them, are distributed one by one.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith(SPARK):
-            return SPARK[0]
+        for of_spark in (SPARK_SESSION, SPARK_PROGRAMS):
+            if nodeid.startswith(of_spark):
+                return of_spark[0]
         return nodeid if nodeid.startswith(ONE_BY_ONE) else super()._split_scope(nodeid)
 
 
@@ -105,7 +112,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     items.sort(
         key=lambda item: (
-            not item.nodeid.startswith(SPARK),
+            not item.nodeid.startswith(SPARK_SESSION + SPARK_PROGRAMS),
             item.nodeid.startswith(MANY_PROCESSES),
             not item.nodeid.startswith(LONGEST),
             _mixed(item.nodeid),
