@@ -794,6 +794,15 @@ JOURNALS_PAGE_RPC, HEADS_RPC, MEMBERS_RPC, REPORT_RPC, EVENTS_RPC, SHARDS_PAGE_R
 
 SHARD_RPCS_BY_NAME = {rpc.name: rpc for rpc in SHARD_RPCS}
 
+RPCS_BY_REQUEST = {
+    rpc.request_type: rpc
+    for rpc in (
+        *(*RPCS, *SHARD_RPCS, STATE_RPC, JOURNALS_PAGE_RPC, HEADS_RPC, MEMBERS_RPC, REPORT_RPC),
+        *(EVENTS_RPC, SHARDS_PAGE_RPC, SCALE_RPC),
+    )
+}
+"""Every call, by the class of its requests."""
+
 
 CODE_NAMES = (
     "OK",

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gazette_sdk.errors import CallError, DeadlineExceededError
+from gazette_sdk.errors import CallError, DeadlineExceededError, GazetteError
 from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability, Claims
 from gazette_sdk.server.logging import AUDIT
 
@@ -119,6 +119,11 @@ class AuditEvent(NamedTuple):
     token_id: str = ""
     is_refusal: bool = False
     shard: str = ""
+
+
+NoteRefusal = Callable[[str, Call, GazetteError], None]
+"""Records a call that a gateway has refused, given the name of the RPC. Calls that reach a service
+are recorded by that."""
 
 
 @dataclass(slots=True)

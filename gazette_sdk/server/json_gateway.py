@@ -40,8 +40,8 @@ from google.protobuf.message import Message
 
 from gazette_sdk.errors import CallError, GazetteError, UnauthenticatedError
 from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability
-from gazette_sdk.protocol.rules import OWN_FIELDS_FROM, is_non_null
-from gazette_sdk.server.authorization import Call
+from gazette_sdk.protocol.rules import OWN_FIELDS_FROM, RPCS_BY_REQUEST, is_non_null
+from gazette_sdk.server.authorization import Call, NoteRefusal
 from gazette_sdk.server.http import Target, accepts_gzip
 from gazette_sdk.server.listener import peer_of
 
@@ -119,6 +119,7 @@ class JsonGateway:
         methods: the RPCs, by path.
         authority: verifies tokens before a request is parsed. The service checks them again.
         allow_origins: origins whose pages may call from a browser.
+        note_refusal: records calls that are refused here; None for none.
     """
 
     def __init__(
@@ -127,8 +128,10 @@ class JsonGateway:
         *,
         authority: Authority | AllowAll | None = None,
         allow_origins: Iterable[str] = (),
+        note_refusal: NoteRefusal | None = None,
     ) -> None:
         self._methods = dict(methods)
+        self._note_refusal = note_refusal
         self._authority = authority or AllowAll()
         self._allow_origins = frozenset(allow_origins)
 
@@ -159,6 +162,8 @@ class JsonGateway:
         except json_format.ParseError as error:
             return _refusal(400, 3, str(error), cors)
         except UnauthenticatedError as error:
+            if self._note_refusal is not None:
+                self._note_refusal(RPCS_BY_REQUEST[method.request].name, call, error)
             return await _refuse(request, method, error, cors)
         if isinstance(method, JsonUnary):
             return await _unary(request, method, parsed, call, cors)

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import nullcontext
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -42,6 +42,7 @@ from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability, Claims
 from gazette_sdk.protocol.names import is_tls, may_send_token
 from gazette_sdk.protocol.rules import validate_process_id
+from gazette_sdk.server.authorization import Call, NoteRefusal
 from gazette_sdk.server.http import CONTENT_HEADERS, Target, origin_form, quote_path
 from gazette_sdk.server.json_gateway import (
     BODY_BYTES_MAX,
@@ -258,6 +259,8 @@ class MemberGateway:
         tls: returns the context of connections to members.
         limits: limits of each peer.
         allow_origins: origins whose pages may call from a browser.
+        note_refusal: records requests that are refused for their token or for a limit, as calls of
+            the name ``Forward``; None for none.
         timeout_s: longest time of a forwarded request.
         answer_bytes_max: greatest answer.
     """
@@ -271,6 +274,7 @@ class MemberGateway:
         tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
         limits: PeerLimits | None = None,
         allow_origins: Iterable[str] = (),
+        note_refusal: NoteRefusal | None = None,
         timeout_s: float = FORWARD_TIMEOUT_S,
         answer_bytes_max: int = ANSWER_BYTES_MAX,
     ) -> None:
@@ -280,6 +284,7 @@ class MemberGateway:
         self._tls = tls
         self._limits = limits
         self._allow_origins = frozenset(allow_origins)
+        self._note_refusal = note_refusal
         self._timeout_s = timeout_s
         self._answer_bytes_max = answer_bytes_max
         self._running = 0
@@ -291,11 +296,14 @@ class MemberGateway:
             return web.Response(headers=cors)
         response = web.StreamResponse(headers={**CONTENT_HEADERS, **cors})
         peer = peer_of((request.remote or "",))
+        call = Call(authorization=request.headers.get(hdrs.AUTHORIZATION), peer=peer)
         limited = self._limits.calling(peer) if self._limits is not None else nullcontext()
         try:
             with limited:
                 return await self._forward(request, target, response)
         except (GazetteError, aiohttp.ClientError, OSError, TimeoutError) as error:
+            if self._note_refusal is not None and _is_refusal(error):
+                self._note_refusal("Forward", call, error)
             if response.prepared:
                 # An answer without its end must not look complete.
                 if request.transport is not None:
@@ -456,6 +464,12 @@ def _dialled(endpoint: str) -> tuple[str, aiohttp.BaseConnector | None]:
     if parts.scheme == "unix":
         return "http://localhost", aiohttp.UnixConnector(path=parts.path)
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}", None
+
+
+def _is_refusal(error: Exception) -> TypeGuard[GazetteError]:
+    """Return True if a token or a limit is the reason of an error."""
+    is_limit = isinstance(error, CallError) and error.code == "RESOURCE_EXHAUSTED"
+    return is_limit or isinstance(error, UnauthenticatedError)
 
 
 def _refused(text: str) -> CallError:

@@ -38,6 +38,7 @@ from gazette_sdk.shard.consumer.shard import (
     local_assignment,
 )
 from support.etcd import run
+from support.raw_http import exchange
 from support.shard_services import (
     ROOT,
     assign,
@@ -820,3 +821,17 @@ def shape(value):
 
 def test_every_call_has_its_own_path():
     assert SHARD_RPCS_BY_NAME["GetHints"].path == "/consumer.Shard/GetHints"
+
+
+def test_changes_that_the_gateway_refuses_are_in_the_audit_log(etcd, caplog):
+    caplog.set_level(logging.INFO, "gazette.audit")
+
+    async def change():
+        async with two_processes(etcd, auth_keys=KEYS) as (a, _):
+            for path in ("/v1/shards/unassign", "/v1/shards/apply", "/v1/shards/list"):
+                answer = await exchange(a.endpoint, "POST", path, body=b"{}")
+                assert answer.status == 401
+
+    run(change())
+    found = [each.getMessage() for each in caplog.records if each.name == "gazette.audit"]
+    assert found == ["Unassign refused", "Apply refused"], "as by gRPC, changes alone are recorded"

@@ -242,7 +242,9 @@ async def served_shards(
         )
         server.grpc.add((*shard_methods(service), *page_methods(pages)))
         methods = {**json_methods(service), **json_page_methods(pages)}
-        server.http.mount("/v1/", JsonGateway(methods, authority=authority))
+        server.http.mount(
+            "/v1/", JsonGateway(methods, authority=authority, note_refusal=service.note_refusal)
+        )
         await server.start()
         try:
             yield ServedShards(

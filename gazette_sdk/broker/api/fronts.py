@@ -383,6 +383,10 @@ class GuardedJournals:
         with self.guarded("FragmentStoreHealth", call):
             return await self._service.fragment_store_health(request, call)
 
+    def note_refusal(self, method: str, call: Call, error: GazetteError) -> None:
+        """Record a call that a gateway has refused."""
+        self._record(method, call, "", str(error), is_refusal=True)
+
     @contextmanager
     def guarded(self, method: str, call: Call, journal: str = "") -> Iterator[_Record]:
         """Count a call of a peer, and record its outcome.

@@ -119,6 +119,7 @@ class ServedBroker:
                 service, self.broker.authority, limits=limits, audited=audited
             )
             service = self._guard
+        note_refusal = self._guard.note_refusal if self._guard is not None else None
         carried = self.broker.carried
         self.server.lag.counters = lambda: (carried.appended, carried.read)
         members = self._members = ClusterMembers(self.broker, self.server.lag)
@@ -152,6 +153,7 @@ class ServedBroker:
                 tls=members.tls_context,
                 limits=limits,
                 allow_origins=self._allow_origins,
+                note_refusal=note_refusal,
             ),
         )
         self.server.http.mount(
@@ -160,6 +162,7 @@ class ServedBroker:
                 {**json_methods(service), **cluster_json_methods(views)},
                 authority=self.broker.authority,
                 allow_origins=self._allow_origins,
+                note_refusal=note_refusal,
             ),
         )
         gateway = HttpGateway(service, waits_for_routes=self._waits_for_routes)

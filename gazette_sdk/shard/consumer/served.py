@@ -111,6 +111,7 @@ class ServedConsumer:
                 },
                 authority=self.consumer.authority,
                 allow_origins=self._allow_origins,
+                note_refusal=service.note_refusal,
             ),
         )
         if self._has_console:

@@ -497,6 +497,11 @@ class ShardService:
             await self._keyspace.wait_for_revision(result.revision)
         return result.succeeded
 
+    def note_refusal(self, method: str, call: Call, error: GazetteError) -> None:
+        """Record a change that a gateway has refused."""
+        if method in _CHANGES:
+            self._record(method, call, str(error), (), is_refusal=True)
+
     @contextmanager
     def _recorded(self, method: str, call: Call, shards: Iterable[str]) -> Iterator[_Record]:
         """Record the outcome of a change in the audit log.
@@ -516,14 +521,22 @@ class ShardService:
             raise
         finally:
             if outcome:
-                subject, token_id = self._authorization.authority.identity(call.authorization)
-                changed = AuditEvent(method, outcome, call.peer, "", subject, token_id, is_refusal)
-                self.audit.record(changed._replace(shard=_named(shards)))
+                self._record(method, call, outcome, shards, is_refusal=is_refusal)
+
+    def _record(
+        self, method: str, call: Call, outcome: str, shards: Iterable[str], *, is_refusal: bool
+    ) -> None:
+        subject, token_id = self._authorization.authority.identity(call.authorization)
+        changed = AuditEvent(method, outcome, call.peer, "", subject, token_id, is_refusal)
+        self.audit.record(changed._replace(shard=_named(shards)))
 
     def _header(self) -> pb.Header:
         """Return the header of answers without a route."""
         known = self._keyspace.member(self._local_id.zone, self._local_id.suffix) is not None
         return unrouted_header(self._local_id if known else None, self._keyspace.header)
+
+
+_CHANGES = frozenset({"Apply", "Unassign"})
 
 
 @dataclass(slots=True)

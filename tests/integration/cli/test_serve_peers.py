@@ -184,3 +184,51 @@ def test_writes_and_refusals_are_in_the_audit_log_with_peer_token_and_journal(et
     assert [record["journal"] for record in records[3:]] == ["a/stream", "a/stream", "a/grpc"]
     assert records[5]["msg"] == "Read refused"
     assert "missing authorization header" in records[5]["outcome"]
+
+
+def test_calls_that_a_gateway_refuses_are_in_the_audit_log(etcd, tmp_path):
+    reader, lister = (
+        token(Capability.READ, sub="reader"),
+        token(Capability.ALL, sub="lister"),
+    )
+    requests = [
+        ("/v1/journals/list", reader, {}, "List", "reader", "capability LIST"),
+        ("/v1/journals/page", "none", {}, "Page", "", "token"),
+        ("/v1/journals/apply", "", {}, "Apply", "", "missing authorization header"),
+        (
+            *("/v1/journals/apply", lister, {"Origin": "http://evil.example"}),
+            *("Apply", "lister", "pages of http://evil.example"),
+        ),
+        ("/v1/at/local/x-1/cluster/members", "none", {}, "Forward", "", "token"),
+    ]
+    options = ["--broker.auth-keys", f"2026:{KEY}", "--log.format=json"]
+    with serve(
+        tmp_path, "--etcd.address", etcd.address, "--broker.spool-dir=s", *options
+    ) as process:
+        while b'"serving"' not in (line := process.stderr.readline()):
+            assert line
+        endpoint = json.loads(line)["endpoint"].replace("localhost", "127.0.0.1")
+        for path, bearer, headers, *_ in requests:
+            for _ in range(3):
+                given = {"Authorization": f"Bearer {bearer}"} if bearer else {}
+                request = urllib.request.Request(
+                    endpoint + path, data=b"{}", headers={**headers, **given}
+                )
+                with pytest.raises(urllib.error.HTTPError) as caught:
+                    urllib.request.urlopen(request, timeout=TIMEOUT_S)
+                assert caught.value.code == 401
+                caught.value.close()
+        found = []
+        while len(found) < len(requests):
+            line = process.stderr.readline()
+            assert line, found
+            if "refused" in (record := json.loads(line))["msg"]:
+                found.append(record)
+        process.send_signal(signal.SIGKILL)
+        rest = process.stderr.read()
+    assert b" refused" not in rest, "the refusals that follow are repetitions"
+    for record, (_, bearer, _, method, subject, reason) in zip(found, requests, strict=True):
+        assert (record["msg"], record["method"]) == (f"{method} refused", method)
+        assert (record["peer"], record.get("subject", "")) == ("127.0.0.1", subject)
+        assert reason in record["outcome"]
+        assert not bearer or bearer not in json.dumps(record) or bearer == "none"
