@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import os
+import signal
 import ssl
 import tarfile
 import threading
@@ -28,6 +29,8 @@ from gazette_sdk.protocol.authorization import Authority, Capability
 from gazette_sdk.protocol.labels import parse_selector
 from gazette_sdk.server.settings import EtcdSettings
 from gazette_sdk.testing import run_shards
+from integration.cli.test_processes import serve, served_at
+from integration.failures.disks import small_disk
 from support.certificates import Authority as CertificateAuthority
 from support.zone_counts import Ride, zones
 
@@ -384,3 +387,74 @@ def test_a_bundle_that_cannot_be_written_says_so(gazette):
         *("--etcd.address", "http://127.0.0.1:1"),
     )
     assert "--bundle: /nowhere/x cannot be written: No such file" in outcome.stderr
+
+
+def test_a_process_that_was_stopped_for_a_moment_is_found(gazctl, doctor, gazette_cluster):
+    cluster = gazette_cluster(2, zones=2, lease_ttl_s=60)
+    wait_for_brokers(gazctl, cluster, 2)
+    stopped = cluster.brokers[1]
+    stopped.pause()
+    findings = until(lambda: (each := doctor(cluster)[0]).get("member-unreachable") and each)
+    assert f"/{stopped.name}" in " ".join(findings["member-unreachable"]["evidence"])
+    stopped.resume()
+    findings = until(lambda: (each := doctor(cluster)[0]).get("loop-lag") and each)
+    assert f"/{stopped.name}" in " ".join(findings["loop-lag"]["evidence"])
+    assert "member-unreachable" not in findings
+
+
+def test_keys_that_differ_are_found_and_a_full_disk(etcd, gazette, tmp_path):
+    """The second broker has other keys, and its spools are on a disk of 8 MiB that is full."""
+    other = base64.b64encode(b"another secret of it, 32 bytes..").decode()
+    keys = [tmp_path / "keys-1", tmp_path / "keys-2"]
+    keys[0].write_text(f"first:{SECRET}\n")
+    keys[1].write_text(f"second:{other}\n")
+    shared = ("--etcd.address", etcd.address, "--broker.zone=z")
+
+    def broker(number, spools):
+        name, path = f"broker-{number}", str(keys[number - 1])
+        options = (*shared, "--broker.id", name, "--broker.auth-keys-file", path)
+        return serve(tmp_path, *options, "--broker.spool-dir", str(spools))
+
+    with (
+        small_disk(tmp_path / "small") as disk,
+        broker(1, "spools-1") as first,
+        broker(2, disk.path / "spools") as second,
+    ):
+        address = served_at(first)[0]
+        served_at(second)
+
+        def findings():
+            outcome = gazette(
+                *("doctor", "--json", "--broker.address", address, "--etcd.address", etcd.address),
+                *("--broker.auth-keys", SECRET),
+            )
+            assert SECRET not in outcome.text
+            assert other not in outcome.text
+            checks = json.loads(outcome.text)["checks"]
+            return {
+                each["check"]: each["evidence"][0]
+                for each in checks
+                if each["status"] in {"warning", "error"}
+            }
+
+        def give_keys(text):
+            keys[1].write_text(text)
+            second.send_signal(signal.SIGHUP)
+
+        try:
+            found = until(lambda: (each := findings()).get("token-refused") and each)
+            assert "z/broker-2" in found["token-refused"]
+            give_keys(f"second:{other} first:{SECRET}\n")
+            found = until(lambda: (each := findings()).get("keys-differ") and each)
+            assert "second" in found["keys-differ"]
+            assert "token-refused" not in found
+            if disk.is_mounted:
+                disk.fill()
+                assert "z/broker-2 has 0 B free" in findings()["disks"]
+                disk.make_room()
+            give_keys(f"first:{SECRET}\n")
+            until(lambda: "keys-differ" not in findings())
+        finally:
+            for process in (first, second):
+                process.kill()
+                process.wait(TIMEOUT_S)
