@@ -12,7 +12,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -171,7 +171,9 @@ class ShardLags:
         led: returns the shards that the process leads, by id.
     """
 
-    def __init__(self, transport: Transport, led: Callable[[], Mapping[str, LedShard]]) -> None:
+    def __init__(
+        self, transport: Transport, led: Callable[[], Awaitable[Mapping[str, LedShard]]]
+    ) -> None:
         self._transport = transport
         self._led = led
         self._lock = asyncio.Lock()
@@ -191,7 +193,7 @@ class ShardLags:
             return self._lags
 
     async def _measure(self) -> Mapping[str, ShardLag]:
-        led, slices = self._led(), LoopSlices()
+        slices, led = LoopSlices(), await self._led()
         looks: dict[_Place, _Look] = {}
         unread: dict[_Place, int] = {}
         for shard, local in led.items():

@@ -240,19 +240,21 @@ class ShardPages:
 
     # ------------------------------------------------------------ progress
 
-    def _led(self) -> Mapping[str, ServedShard]:
+    async def _led(self) -> Mapping[str, ServedShard]:
         """Return the shards that this process leads."""
         me, local = self._resolver.local_id, self._resolver.local
-        return {
-            entry.item: shard
-            for entry in self._keyspace.local_assignments(me.zone, me.suffix)
-            if not entry.slot and (shard := local.get(entry.item)) is not None
-        }
+        led: dict[str, ServedShard] = {}
+        slices = LoopSlices()
+        for entry in self._keyspace.local_assignments(me.zone, me.suffix):
+            await slices.rest()
+            if not entry.slot and (shard := local.get(entry.item)) is not None:
+                led[entry.item] = shard
+        return led
 
     async def _local_page(self, claims: Claims) -> clpb.ShardsPageResponse:
         """Return what this process knows of the shards that it leads."""
         response = clpb.ShardsPageResponse(header=self._header(), application=self._application)
-        lags, led, slices = await self._lags.measured(), self._led(), LoopSlices()
+        slices, lags, led = LoopSlices(), await self._lags.measured(), await self._led()
         async for listed in self._allowed(claims):
             await slices.rest()
             if (shard := led.get(listed.spec.id)) is None:
@@ -357,7 +359,8 @@ class ShardPages:
 
     async def _local_scale(self, claims: Claims) -> clpb.ScaleResponse:
         """Return the lag of the shards that this process leads."""
-        response, lags, slices = clpb.ScaleResponse(), await self._lags.measured(), LoopSlices()
+        slices, lags = LoopSlices(), await self._lags.measured()
+        response = clpb.ScaleResponse()
         async for listed in self._allowed(claims):
             await slices.rest()
             lag = lags.get(listed.spec.id)

@@ -80,6 +80,13 @@ async def a_shard(process, transport, name, *, read=1, unread=0, code=PRIMARY, a
     return local
 
 
+def led_of(local):
+    async def led():
+        return {"shard-A": local}
+
+    return led
+
+
 def ids(response):
     return [row.id for row in response.rows]
 
@@ -418,7 +425,7 @@ def test_lag_in_time_is_bounded_by_an_earlier_look_while_a_shard_reads_on(etcd, 
         async with two_processes(etcd) as (transport, a, _):
             local = await a_shard(a, transport, "shard-A", unread=3)
             journal, offset = next(iter(local.read_through.items()))
-            lags = lag.ShardLags(transport, lambda: {"shard-A": local})
+            lags = lag.ShardLags(transport, led_of(local))
             assert (await lags.measured())["shard-A"].bytes == 3 * len(message())
             await local.change(read_through={journal: offset + len(message())})
             monkeypatch.setattr(lag, "SOURCES_MAX", 0)  # it is not looked at again
@@ -440,7 +447,7 @@ async def test_brokers_are_asked_about_shards_that_do_not_read(etcd):
     async with two_processes(etcd) as (transport, a, _):
         local = await a_shard(a, transport, "shard-A", unread=1)
         await local.change(write_heads=None)
-        lags = lag.ShardLags(transport, lambda: {"shard-A": local})
+        lags = lag.ShardLags(transport, led_of(local))
         assert (await lags.measured())["shard-A"].bytes == len(message())
         # One that has read nothing yet is asked for once, as long as nothing arrives.
         journal = "source/shard-A"
