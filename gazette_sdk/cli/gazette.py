@@ -20,6 +20,7 @@ from gazette_sdk.cli.settings import (
     DEV_CONTROL,
     DOCTOR,
     DOCTOR_BROKER,
+    MONITORING,
     PRINT_CONFIG,
     SIMULATE,
 )
@@ -270,6 +271,28 @@ _SPOOLS_ACCEPT = Command(
     arguments_max=1,
 )
 
+_MONITORING_WRITE = Command(
+    "monitoring write",
+    "Write alerts, recording rules and dashboards of a cluster for Prometheus and Grafana",
+    "gazette_sdk.cli.monitoring:write",
+    (MONITORING,),
+    details=(
+        "Files are written into DIRECTORY: alerts.yml and rules.yml, the option slo.yml with an "
+        "objective for appends, and dashboards/*.json. They are those of this version: write them "
+        "again after an upgrade."
+    ),
+    examples=(
+        ("gazette monitoring write /etc/prometheus/gazette", "rules for Prometheus"),
+        (
+            "gazette monitoring write monitoring --runbooks https://wiki.example/runbooks",
+            "alerts that link to a copy of the runbooks",
+        ),
+    ),
+    arguments="DIRECTORY",
+    arguments_min=1,
+    arguments_max=1,
+)
+
 _PRINT_CONFIG = Command(
     "print-config",
     "Print the effective configuration of `serve` as an INI file",
@@ -296,6 +319,7 @@ GAZETTE = Program(
         _SIMULATE,
         *SPARK_COMMANDS,
         _SPOOLS_ACCEPT,
+        _MONITORING_WRITE,
         _PRINT_CONFIG,
         completion_command("gazette"),
     ),

@@ -101,6 +101,19 @@ class PrintConfigSettings(Settings):
     ] = False
 
 
+class MonitoringSettings(Settings):
+    """Options of ``monitoring write``."""
+
+    runbooks: Annotated[
+        str,
+        Option(
+            "Runbooks",
+            "URL of the page of runbooks, for the links of alerts; by default docs/runbooks.md",
+            in_ini=False,
+        ),
+    ] = ""
+
+
 _DATA = Option("Data", "Directory of everything the cluster keeps")
 
 DEV_DATA = "./gazette-data"
@@ -238,6 +251,7 @@ class CheckKeysSettings(KeysSettings):
 
 ATTACH_UUIDS = Group("attach-uuids", AttachUuidsSettings)
 PRINT_CONFIG = Group("print-config", PrintConfigSettings)
+MONITORING = Group("monitoring.write", MonitoringSettings)
 LIST_BROKERS = Group("brokers.list", ClusterFormatSettings)
 REPORT = Group("report", ClusterFormatSettings)
 CREATE_TOKEN = Group("token.create", CreateTokenSettings, env_prefix="")

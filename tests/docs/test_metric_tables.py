@@ -6,16 +6,19 @@ import re
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from http import HTTPStatus
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gazette_sdk import Journals, Publisher, connect, mapping, shard
+from gazette_sdk.cli.monitoring import written_files
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.transport.listing import list_journals
 from gazette_sdk.transport.loop import run
 from integration.failures.journals import spec
+from support.monitoring import expressions, recorded
 from support.pages import ROOT
 
 TIMEOUT_S = 60.0
@@ -53,10 +56,11 @@ def scraped(address: str) -> dict[str, list[dict[str, str]]]:
 @pytest.fixture(scope="module")
 def metrics(tmp_path_factory: pytest.TempPathFactory):
     """Metrics of a broker and a consumer in which every path of the tables was gone once."""
-    with EmbeddedCluster(tmp_path_factory.mktemp("cluster"), sync_etcd=False) as cluster:
+    directory = tmp_path_factory.mktemp("cluster")
+    with EmbeddedCluster(directory, brokers=2, sync_etcd=False) as cluster:
         transport = cluster.transport
         journals = Journals(transport=transport)
-        journals.create("orders", partitions=2)
+        journals.create("orders", partitions=2, replication=2)
         names = sorted(each.name for each in journals.list("topic=orders"))
         for number, name in enumerate(names):
             with Publisher(mapping=mapping.direct(name), transport=transport) as publisher:
@@ -109,6 +113,41 @@ def test_every_metric_of_the_table_is_shown_with_its_labels(metrics, page: str):
     assert len(cells) >= 5
     deadline = time.monotonic() + TIMEOUT_S
     while missing := lacking(cells, {n: s for each in addresses for n, s in scraped(each).items()}):
+        assert time.monotonic() < deadline, missing
+        time.sleep(0.1)
+
+
+def selectors(expression: str) -> Iterator[tuple[str, set[str]]]:
+    """Yield the metrics of an expression, each with the names of the labels that it selects by."""
+    for name, matchers in re.findall(r"([a-z_][a-z0-9_:]*)(?:\{([^}]*)\})?", expression):
+        if re.match(r"(gazette|grpc_server|process)_|up$|\w+:gazette", name):
+            yield name, set(re.findall(r"(\w+)(?:=|!=)", re.sub(r'"[^"]*"', "", matchers)))
+
+
+GIVEN_LABELS = {"cluster", "zone", "instance", "job"}
+"""Labels that Prometheus adds to what it scrapes."""
+
+
+@pytest.mark.parametrize("name", sorted(written_files()))
+def test_every_metric_of_rules_and_dashboards_is_shown_with_its_labels(metrics, name: str):
+    addresses, _ = metrics
+    used = [pair for each in expressions(name) for pair in selectors(each)]
+    assert used
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        shown = {"up": [{}], **{rule: [] for rule in recorded()}}
+        for address in addresses:
+            for metric, series in scraped(address).items():
+                shown.setdefault(metric, []).extend(series)
+        missing = {metric for metric, _ in used if metric not in shown}
+        missing |= {
+            f"{metric}{{{label}}}"
+            for metric, labels in used
+            for label in labels - GIVEN_LABELS
+            if shown.get(metric) and not any(label in each for each in shown[metric])
+        }
+        if not missing:
+            return
         assert time.monotonic() < deadline, missing
         time.sleep(0.1)
 

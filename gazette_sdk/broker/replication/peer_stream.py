@@ -288,6 +288,7 @@ class PeerStreams:
             peer, open_stream, answer_timeout_s=self.answer_timeout_s, on_ended=self._ended
         )
         self._open.setdefault((peer.zone, peer.suffix), set()).add(stream)
+        PEER_FAILURES.cell(f"{peer.zone}/{peer.suffix}")  # there before the first failure
         return stream
 
     async def until_gone(
