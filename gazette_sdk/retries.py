@@ -67,6 +67,44 @@ async def pause(attempt: int) -> None:
     await asyncio.sleep(delay_s(attempt))
 
 
+RESOLUTION_S = 1.0
+"""Those of :class:`Waits` that end within this time end together; of short ones within less."""
+
+
+class Waits:
+    """Waits with a timeout, of which those that end within one second share a timer of the loop.
+
+    For processes in which thousands of things wait for minutes: the process wakes once for all that
+    are due, and the loop's heap stays short.
+    """
+
+    __slots__ = ("_by_end",)
+
+    def __init__(self) -> None:
+        self._by_end: dict[float, set[asyncio.Future[bool]]] = {}
+
+    def add(self, wait: asyncio.Future[bool], timeout_s: float) -> set[asyncio.Future[bool]]:
+        """Let a wait return False after a timeout, or earlier by a second or by a tenth of it.
+
+        Returns:
+            the waits that end then. One that has ended before is removed from them.
+        """
+        loop = asyncio.get_running_loop()
+        resolution_s = min(RESOLUTION_S, timeout_s / 10) or RESOLUTION_S
+        at = math.floor((loop.time() + timeout_s) / resolution_s) * resolution_s
+        waits = self._by_end.get(at)
+        if waits is None:
+            waits = self._by_end[at] = set()
+            loop.call_at(at, self._end, at)
+        waits.add(wait)
+        return waits
+
+    def _end(self, at: float) -> None:
+        for wait in self._by_end.pop(at):
+            if not wait.done():
+                wait.set_result(False)
+
+
 async def run_together(*work: Coroutine[Any, Any, T]) -> list[T]:
     """Run coroutines until all have returned, or one fails: it cancels the others.
 

@@ -64,6 +64,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, authority_for
 from gazette_sdk.protocol.journal_spec import DEFAULT_MAX_REPLICATION
 from gazette_sdk.protocol.rules import validate_broker_spec
+from gazette_sdk.retries import Waits
 from gazette_sdk.server.authorization import Authorization
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.member_calls import MemberCalls
@@ -393,7 +394,7 @@ class Broker:
             refusal=custody.refusal,
             carried=self.carried,
         )
-        retention = Retention(stores, config.prune)
+        retention, waits = Retention(stores, config.prune), Waits()
         parts = ReplicaParts(
             complete=self.persister.complete,
             refresh=lambda replica: refresh_index(
@@ -403,10 +404,12 @@ class Broker:
                 self.keyspace.item,
                 self.persister.check_listed,
                 retention=lambda: retention if replica.is_primary else None,
+                waits=waits,
             ),
             pulse=Pulses(
                 appends.append,
                 auto_suspend=config.auto_suspend,
+                waits=waits,
                 is_at_rest=partial(is_at_rest, appends),
             ).run,
             min_append_rate=config.min_append_rate,

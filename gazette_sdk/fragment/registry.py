@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any, TypeVar
 
 from gazette_sdk.errors import ClosedError, FragmentNotFoundError, StoreError, ValidationError
 from gazette_sdk.fragment.health import StoreHealth
@@ -15,8 +17,68 @@ from gazette_sdk.fragment.stores.base import STORE_ACTIVE, remove_store
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path
 
+T = TypeVar("T")
+
 TEMPORARY_CHECKS_MAX = 4
 """Greatest number of stores that are checked at a time without being in use."""
+
+
+GROUP_S = 0.02
+"""Time for which calls of one turn of the loop share a thread. Each gets one of its own then."""
+
+
+class _Group:
+    """Short calls of one store, made in one turn of the loop. They run in one thread, in order.
+
+    A change of threads costs more than a listing of a small directory. Calls that wait behind a
+    slow one are given to other threads.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._calls: deque[tuple[asyncio.Future[Any], Callable[[], Any]]] = deque()
+        self._ended: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+
+    def add(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        """Add a call before the group starts."""
+        ended: asyncio.Future[T] = self._loop.create_future()
+        self._calls.append((ended, call))
+        return ended
+
+    def start(self) -> None:
+        """Run the calls."""
+        if len(self._calls) > 1:
+            self._loop.call_later(GROUP_S, self._spread)
+        self._loop.run_in_executor(None, self._run)
+
+    def _spread(self) -> None:
+        for _ in range(len(self._calls)):
+            self._loop.run_in_executor(None, self._run)
+        self._report()
+
+    def _run(self) -> None:
+        """Run calls until none is left. In a thread."""
+        while self._calls:
+            try:
+                future, call = self._calls.popleft()
+            except IndexError:  # another thread took it
+                break
+            try:
+                self._ended.append((future, call(), None))
+            except Exception as error:  # noqa: BLE001 - the caller's
+                self._ended.append((future, None, error))
+        with suppress(RuntimeError):  # the loop is closed: no one waits
+            self._loop.call_soon_threadsafe(self._report)
+
+    def _report(self) -> None:
+        while self._ended:
+            future, found, error = self._ended.popleft()
+            if future.done():
+                continue
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(found)
 
 
 class StoreRegistry:
@@ -53,6 +115,7 @@ class StoreRegistry:
         self._used: set[str] = set()  # URLs used since the last sweep
         self._temporary = asyncio.Semaphore(TEMPORARY_CHECKS_MAX)
         self._ending: set[asyncio.Task[None]] = set()
+        self._groups: dict[str, _Group] = {}  # calls of this turn of the loop
         self._closed = False
 
     def get(self, url: str) -> Store:
@@ -72,6 +135,26 @@ class StoreRegistry:
         if url in self._stores:
             return self.get(url)
         return await asyncio.to_thread(self.get, url)
+
+    async def in_thread(self, url: str, call: Callable[[], T]) -> T:
+        """Run a call of a store in a thread, and return its result.
+
+        Calls of many journals that are made in one turn of the loop share a thread while they are
+        short.
+
+        Args:
+            url: of the store.
+            call: it may block.
+        """
+        group = self._groups.get(url)
+        if group is None:
+            loop = asyncio.get_running_loop()
+            group = self._groups[url] = _Group(loop)
+            loop.call_soon(self._start, url)
+        return await group.add(call)
+
+    def _start(self, url: str) -> None:
+        self._groups.pop(url).start()
 
     async def remove(self, fragment: pb.Fragment) -> bool:
         """Remove a fragment from the store that it names. Return False if it is not there.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gazette_sdk import retries
 from gazette_sdk.errors import CallError, UnauthenticatedError, UnavailableError
-from gazette_sdk.retries import DialPolicy, Outage, retrying
+from gazette_sdk.retries import DialPolicy, Outage, Waits, retrying
 from support.vectors import cases
 
 FAILURE = UnavailableError("nobody there")
@@ -192,3 +192,39 @@ def test_after_its_patience_the_error_is_raised(monkeypatch):
 
     with pytest.raises(UnavailableError, match="away 3"):
         asyncio.run(retrying(call, (CallError,), patience_s=3, pause=pause))
+
+
+def test_waits_that_end_within_a_second_share_a_timer():
+    async def scenario():
+        loop = asyncio.get_running_loop()
+        timers = []
+        loop.call_at = lambda when, ring, *given: timers.append((when, ring, given))
+        waits = Waits()
+        now = loop.time()
+        futures = [loop.create_future() for _ in range(1000)]
+        endings = [waits.add(future, 60.0 + number / 1000) for number, future in enumerate(futures)]
+        assert len(timers) <= 2
+        assert all(now + 59.0 <= when <= now + 61.5 for when, _, _ in timers)
+        futures[0].set_result(True)
+        futures[1].cancel()
+        endings[2].discard(futures[2])
+        for _, ring, arguments in timers:
+            ring(*arguments)
+        assert futures[0].result() is True
+        assert not futures[2].done()
+        assert [future.result() for future in futures[3:]] == [False] * 997
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 0.001, 0.05])
+def test_a_short_wait_ends_about_in_time(timeout_s):
+    async def scenario():
+        loop, waits = asyncio.get_running_loop(), Waits()
+        begun, wait = loop.time(), loop.create_future()
+        waits.add(wait, timeout_s)
+        async with asyncio.timeout(5):
+            assert await wait is False
+        assert loop.time() - begun >= timeout_s * 0.9 - 0.001
+
+    asyncio.run(scenario())

@@ -21,13 +21,11 @@ from gazette_sdk.errors import GazetteError, for_status
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability, Claims
 from gazette_sdk.protocol.labels import journal_selector
+from gazette_sdk.retries import Waits
 from gazette_sdk.transport.wire import AppendItem
 
 PULSE_PERIOD_S = 60.0
 """Time between pulses of a journal, give or take a tenth: so that journals do not pulse at once."""
-
-RESOLUTION_S = 1.0
-"""Time within which the pulses that are due are made together; less for a short wait."""
 
 PULSE_RETRY_S = 0.5
 """Time from a pulse that failed to the next one; it doubles with each further failure."""
@@ -68,40 +66,6 @@ def pulse_mode(undisturbed: int, *, auto_suspend: bool) -> int:
     return pb.AppendRequest.SUSPEND_NO_RESUME
 
 
-class Waits:
-    """Waits with a timeout. Those that end within one second share a timer of the loop.
-
-    A process with thousands of idle journals wakes once for all pulses that are due, and the loop's
-    heap stays short.
-    """
-
-    __slots__ = ("_by_end",)
-
-    def __init__(self) -> None:
-        self._by_end: dict[float, set[asyncio.Future[bool]]] = {}
-
-    def add(self, wait: asyncio.Future[bool], timeout_s: float) -> set[asyncio.Future[bool]]:
-        """Let a wait return False after a timeout, or up to a second later.
-
-        Returns:
-            the waits that end then. One that has ended before is removed from them.
-        """
-        loop = asyncio.get_running_loop()
-        resolution_s = min(RESOLUTION_S, timeout_s / 10)
-        at = math.ceil((loop.time() + timeout_s) / resolution_s) * resolution_s
-        waits = self._by_end.get(at)
-        if waits is None:
-            waits = self._by_end[at] = set()
-            loop.call_at(at, self._end, at)
-        waits.add(wait)
-        return waits
-
-    def _end(self, at: float) -> None:
-        for wait in self._by_end.pop(at):
-            if not wait.done():
-                wait.set_result(False)
-
-
 @dataclass(frozen=True, slots=True)
 class Pulses:
     """Maker of the pulses of a broker's replicas.
@@ -109,15 +73,16 @@ class Pulses:
     Attributes:
         append: appends to a journal.
         auto_suspend: True if idle journals are suspended.
+        waits: waits of many journals.
         is_at_rest: returns True if a pulse of a mode would do nothing: then none is made.
         jitter: a random number of [0, 1).
     """
 
     append: AppendCall
     auto_suspend: bool
+    waits: Waits = field(default_factory=Waits)
     is_at_rest: Callable[[Replica, int], bool] = field(default=lambda *_: False)
     jitter: Callable[[], float] = field(default=random.random)
-    _waits: Waits = field(default_factory=Waits)
 
     async def run(self, replica: Replica) -> None:
         """Pulse at once, at each change of the journal's assignments, and every minute.
@@ -143,7 +108,7 @@ class Pulses:
             if replica.pulse_wanted and not failures:
                 undisturbed = 0  # a pipeline ended meanwhile
             else:
-                is_woken = await _is_woken(replica, signal, period_s, self._waits)
+                is_woken = await _is_woken(replica, signal, period_s, self.waits)
                 undisturbed = 0 if is_woken else undisturbed + 1
 
     async def _pulse(self, journal: str, mode: int, *, is_settled: bool) -> bool:

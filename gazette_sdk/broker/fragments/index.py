@@ -108,6 +108,7 @@ class Index:
         listing_wanted: set while a listing of the stores should release local fragments, or may
             show bytes that are missing here.
         listing_asked: set while one should begin without a pause.
+        on_listing_wanted: called when one is wanted; ``None`` while no one waits for that.
         refresh_failure: why they could not be listed; None when they could, or were not yet.
         on_acknowledged: called when more is acknowledged; ``None`` while no one waits for that.
         spool_end: returns the end of the replica's spool, of which the index knows only content; -1
@@ -137,6 +138,7 @@ class Index:
         self.first_refresh = asyncio.Event()
         self.listing_wanted = asyncio.Event()
         self.listing_asked = asyncio.Event()
+        self.on_listing_wanted: Callable[[], None] | None = None
         self.refresh_failure: str | None = None
         self.on_acknowledged: Callable[[], None] | None = None
         self.spool_end: Callable[[], int] = lambda: -1
@@ -276,6 +278,8 @@ class Index:
             or any(not self._all.longest_overlap(offset)[1] for offset in self._hole_reads)
         ):
             self.listing_wanted.set()
+            if self.on_listing_wanted is not None:
+                self.on_listing_wanted()
         else:
             self.listing_wanted.clear()
 

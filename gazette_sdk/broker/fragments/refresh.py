@@ -32,11 +32,13 @@ import contextlib
 import hashlib
 import logging
 import math
+import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final, Literal, NamedTuple
 
 from gazette_sdk.broker.fragments.index import Index
@@ -54,7 +56,7 @@ from gazette_sdk.protocol.authorization import Capability, Claims
 from gazette_sdk.protocol.durations import to_seconds
 from gazette_sdk.protocol.fragments import digest_of, length_of
 from gazette_sdk.protocol.labels import CONTENT_TYPE, RECOVERY_LOG, needed_from, values_of
-from gazette_sdk.retries import Outage
+from gazette_sdk.retries import Outage, Waits
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.loop import for_each
 from gazette_sdk.transport.wire import Target
@@ -382,8 +384,14 @@ async def refresh_index(
     listed: Callable[[str, Sequence[StoredFragment]], None] = lambda _journal, _found: None,
     *,
     retention: Callable[[], Retention | None] = lambda: None,
+    waits: Waits | None = None,
+    jitter: Callable[[], float] = random.random,
 ) -> None:
     """List a journal's stores periodically, until it is deleted or this is cancelled.
+
+    The second listing comes early, after a random part of the interval. So the stores of journals
+    that were created or assigned together are not all listed at once from then on, and threads are
+    free for other work.
 
     The next listing comes sooner where the index wants one; see :attr:`Index.listing_wanted`.
 
@@ -397,19 +405,22 @@ async def refresh_index(
         journal_of: returns a journal's current key; ``None`` once it is deleted.
         listed: called with the journal and what a listing found, before the index adopts it.
         retention: returns what removes aged fragments; ``None`` while we are not the primary.
+        waits: waits of many journals.
+        jitter: a random number of [0, 1).
     """
-    loop = asyncio.get_running_loop()
+    loop, waits = asyncio.get_running_loop(), waits or Waits()
     failures, wanted_pause_s = 0, WANTED_PAUSE_S
     outage = Outage(_log, f"listing of the fragments of {journal}")
     while (entry := journal_of(journal)) is not None:
         fragments = entry.value.fragment
         interval_s = to_seconds(fragments.refresh_interval)
-        delay_s, began_at = interval_s, loop.time()
+        is_first = not index.first_refresh.is_set()
+        delay_s, began_at = interval_s * (jitter() if is_first else 1.0), loop.time()
         index.begin_listing()
         try:
             stored = await list_stores(journal, fragments.stores, stores)
         except (GazetteError, OSError) as error:
-            delay_s = retry_delay(failures, interval_s, is_first=not index.first_refresh.is_set())
+            delay_s = retry_delay(failures, interval_s, is_first=is_first)
             failures += 1
             index.note_refresh_failure(str(error))
             outage.failed(error)
@@ -425,7 +436,8 @@ async def refresh_index(
                     await remover.remove(entry.value, aged)
         wanted_pause_s = wanted_pause_s * 2 if index.listing_wanted.is_set() else WANTED_PAUSE_S
         listing_s = loop.time() - began_at
-        await _pause(index, delay_s, max(wanted_pause_s, _WANTED_PAUSES_OF_A_LISTING * listing_s))
+        least_s = max(wanted_pause_s, _WANTED_PAUSES_OF_A_LISTING * listing_s)
+        await _pause(index, delay_s, least_s, waits)
 
 
 def _adopt(index: Index, stored: Sequence[StoredFragment]) -> None:
@@ -434,19 +446,41 @@ def _adopt(index: Index, stored: Sequence[StoredFragment]) -> None:
     )
 
 
-async def _pause(index: Index, delay_s: float, wanted_pause_s: float) -> None:
+async def _pause(index: Index, delay_s: float, wanted_pause_s: float, waits: Waits) -> None:
     """Pause until the next listing; for less where the index wants one, or asks for it."""
-    wanted_pause_s = min(wanted_pause_s, delay_s)
+    loop = asyncio.get_running_loop()
+    began_at = loop.time()
+    until = began_at + min(wanted_pause_s, delay_s)
+    while (left_s := began_at + delay_s - loop.time()) > 0:
+        if not index.listing_wanted.is_set():
+            if not await _is_wanted(index, left_s, waits):
+                return
+        elif loop.time() >= until or index.listing_asked.is_set():
+            return
+        else:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await index.listing_asked.wait()
+
+
+async def _is_wanted(index: Index, timeout_s: float, waits: Waits) -> bool:
+    """Wait until the index wants a listing. Return False after the timeout.
+
+    It costs no task and no timer, as there is one wait per journal.
+    """
+    wanted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def wake() -> None:
+        if not wanted.done():
+            wanted.set_result(True)
+
+    ending = waits.add(wanted, timeout_s)
+    index.on_listing_wanted = wake
     try:
-        async with asyncio.timeout(wanted_pause_s):
-            await index.listing_asked.wait()
-    except TimeoutError:
-        pass
-    try:
-        async with asyncio.timeout(delay_s - wanted_pause_s):
-            await index.listing_wanted.wait()
-    except TimeoutError:
-        pass
+        return await wanted
+    finally:
+        ending.discard(wanted)
+        index.on_listing_wanted = None
 
 
 async def list_stores(
@@ -459,7 +493,7 @@ async def list_stores(
     """
     found: list[StoredFragment] = []
     for url in list(urls):
-        found += await asyncio.to_thread(_list, stores, url, journal)
+        found += await stores.in_thread(url, partial(_list, stores, url, journal))
     return found
 
 

@@ -162,3 +162,59 @@ def test_file_only_keeps_every_store_below_the_root(tmp_path):
         assert store.sign_get("a/journal/x", 60) == "file:///a/journal/x"
         assert [found.path for found in store.list("a/journal/")] == ["x"]
     asyncio.run(registry.aclose())
+
+
+def test_short_calls_of_one_turn_share_a_thread_and_have_their_own_results():
+    async def scenario():
+        registry, threads = StoreRegistry(), []
+
+        def call(number):
+            threads.append(threading.get_ident())
+            if number == 2:
+                raise StoreError("the second one")
+            return number
+
+        made = [registry.in_thread("memory://x/", lambda n=n: call(n)) for n in range(5)]
+        found = await asyncio.gather(*made, return_exceptions=True)
+        assert [each for each in found if not isinstance(each, StoreError)] == [0, 1, 3, 4]
+        assert str(found[2]) == "the second one"
+        assert len(set(threads)) == 1
+        assert threads[0] != threading.get_ident()
+        await registry.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_calls_do_not_wait_for_one_that_hangs():
+    async def scenario():
+        registry, goes_on = StoreRegistry(), threading.Event()
+        hanging = asyncio.ensure_future(registry.in_thread("memory://x/", goes_on.wait))
+        others = [
+            asyncio.ensure_future(registry.in_thread("memory://x/", lambda n=n: n))
+            for n in range(3)
+        ]
+        try:
+            async with asyncio.timeout(10):
+                assert await asyncio.gather(*others) == [0, 1, 2]
+            assert not hanging.done()
+        finally:
+            goes_on.set()
+        assert await hanging is True
+        await registry.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_call_that_no_one_waits_for_any_more_does_not_stop_the_others():
+    async def scenario():
+        registry = StoreRegistry()
+        calls = [
+            asyncio.ensure_future(registry.in_thread("memory://x/", lambda n=n: n))
+            for n in range(3)
+        ]
+        await asyncio.sleep(0)
+        calls[0].cancel()
+        assert await asyncio.gather(*calls[1:]) == [1, 2]
+        await registry.aclose()
+
+    asyncio.run(scenario())

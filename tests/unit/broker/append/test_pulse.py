@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from gazette_sdk.broker.append import pulse as pulse_module
-from gazette_sdk.broker.append.pulse import SUSPEND_AFTER_PULSES, Pulses, Waits, pulse_mode
+from gazette_sdk.broker.append.pulse import SUSPEND_AFTER_PULSES, Pulses, pulse_mode
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.replication.pipeline import Signal
 from gazette_sdk.broker.resolver import StoppingError
@@ -259,27 +259,5 @@ def test_journals_at_rest_are_not_pulsed_until_something_changes(monkeypatch):
         assert asked[-1] == recorder.requests[-1].suspend == Mode.SUSPEND_IF_FLUSHED
         replica.signal.fire()
         await running
-
-    run(scenario())
-
-
-def test_waits_that_end_within_a_second_share_a_timer():
-    async def scenario():
-        loop = asyncio.get_running_loop()
-        timers = []
-        loop.call_at = lambda when, ring, *given: timers.append((when, ring, given))
-        waits = Waits()
-        now = loop.time()
-        futures = [loop.create_future() for _ in range(1000)]
-        for number, future in enumerate(futures):
-            waits.add(future, 60.0 + number / 1000)
-        assert len(timers) <= 2
-        assert all(now + 60.0 <= when <= now + 62.5 for when, _, _ in timers)
-        futures[0].set_result(True)
-        futures[1].cancel()
-        for _, ring, given in timers:
-            ring(*given)
-        assert futures[0].result() is True
-        assert [future.result() for future in futures[2:]] == [False] * 998
 
     run(scenario())

@@ -119,6 +119,37 @@ def test_the_index_follows_the_store_and_releases_local_files(tmp_path):
     asyncio.run(scenario())
 
 
+def test_the_second_listing_comes_after_a_part_of_the_interval(tmp_path, monkeypatch):
+    """So that journals which were created together are listed one after the other."""
+    pauses = []
+
+    async def pause(_index, delay_s, _wanted_pause_s, _waits):
+        pauses.append(delay_s)
+
+    monkeypatch.setattr(refresh, "_pause", pause)
+
+    async def scenario():
+        (tmp_path / "store").mkdir()
+        urls = ["file:///missing/", "file:///store/", "file:///store/", "file:///store/"]
+        found = [SimpleNamespace(value=spec_of(url, interval_s=300)) for url in urls]
+        stores = StoreRegistry(tmp_path)
+
+        def journal_of(_journal):
+            return found.pop(0) if found else None
+
+        async def list_some(_journal, urls, _stores):
+            if "missing" in urls[0]:
+                raise StoreError("it is down")
+            return []
+
+        monkeypatch.setattr(refresh, "list_stores", list_some)
+        await refresh_index("a/journal", Index(), stores, journal_of, jitter=lambda: 0.25)
+        await stores.aclose()
+
+    asyncio.run(scenario())
+    assert pauses == [retry_delay(0, 300, is_first=True), 75.0, 300.0, 300.0]
+
+
 def test_a_listing_that_the_primarys_uploads_ask_for_comes_sooner(tmp_path, monkeypatch):
     monkeypatch.setattr(refresh, "WANTED_PAUSE_S", 0.001)
 
