@@ -204,7 +204,7 @@ class _Allocator:
             self._desired = await self._solve(state)
             self._solved = state.network
             self._exchanges.restart()
-        elif (kept := _kept_placement(state, self._desired)) is not None:
+        elif (kept := kept_placement(state, self._desired)) is not None:
             self._desired = kept
 
         txn = BatchedTxn(
@@ -281,20 +281,14 @@ class _Allocator:
             )
 
 
-def _kept_placement(state: State, desired: list[list[int]]) -> list[list[int]] | None:
+def kept_placement(state: State, desired: list[list[int]]) -> list[list[int]] | None:
     """Return the current placement, if it is another one than desired, and no worse.
 
     A primary that does not reach a replica gives its place to another member by itself. What is
     assigned then is kept: the solution would bring the first one back.
     """
-    if all(
-        len(current) == len(members)
-        and all(
-            state.member_index(assignment.zone, assignment.suffix) == member
-            for assignment, member in zip(current, members, strict=True)
-        )
-        for current, members in zip(state.item_assignments, desired, strict=True)
-    ):
+    assigned = len(state.assignments) - len(state.dead_assignments)
+    if state.holders == desired and assigned == sum(map(len, desired)):
         return None
     current = current_placement(state)
     if current is None or shortfall(state, current) > shortfall(state, desired):

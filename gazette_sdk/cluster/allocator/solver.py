@@ -63,6 +63,12 @@ class Network(Protocol):
             height: height of the node relative to that of the source.
         """
 
+    def first_arc(self, node: int, page: int) -> int:
+        """Return the index, modulo the length of the page, of the arc at which a node begins.
+
+        Nodes with the same arcs begin at different ones. It stays the same for a node and a page.
+        """
+
 
 class PushRelabel:
     """Solver of a network; ``flows`` holds the solution afterwards.
@@ -124,9 +130,9 @@ class PushRelabel:
             if arcs is None:
                 return False
             count = len(arcs)
+            first = self._network.first_arc(node, self._pages[node])
             for index in range(self._indices[node], count):
-                # Nodes with the same arcs begin at different arcs.
-                target, capacity, front = arcs[(index + node) % count]
+                target, capacity, front = arcs[(index + first) % count]
                 flow = flows.get(target, 0)
                 if flow >= capacity:
                     continue
@@ -321,6 +327,9 @@ class FlowNetwork:
             if (zone := zone_index.get(member.zone)) is not None:
                 self._zone_members[zone].append((self._first_member + index, 1, False))
 
+        # Zone-items of a zone, in the order in which they first ask for its members.
+        self._turns: list[dict[int, int]] = [{} for _ in state.zones]
+
         # Current assignments: their number in each zone, and their members.
         self._held_zones: list[dict[int, int]] = [{} for _ in range(self._items)]
         self._held_members: dict[int, list[Arc]] = {}
@@ -361,6 +370,19 @@ class FlowNetwork:
         if node != SOURCE:
             return self._item_page(node - 2, page, height)
         return self._source_arcs if page == 0 else None
+
+    def first_arc(self, node: int, page: int) -> int:
+        """Return the arc at which a node begins; see :class:`Network`.
+
+        The zone-items of a zone take turns at its members. Their numbers would not do: they differ
+        by multiples of the number of zones, which often has a divisor in common with that of
+        members. Then most members are the first of no item, and others of too many.
+        """
+        zone_item = node - self._first_zone_item
+        if page == 0 or not 0 <= zone_item < self._first_member - self._first_zone_item:
+            return node
+        turns = self._turns[zone_item % self._zones]
+        return turns.setdefault(node, len(turns))
 
     def extract(self, solver: PushRelabel) -> list[list[int]]:
         """Return for each item the members that its flow reached."""

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette_sdk.cluster.allocator import solver as module
+from gazette_sdk.cluster.allocator.moves import shortfall
 from gazette_sdk.cluster.allocator.solver import SINK, SOURCE, FlowNetwork, PushRelabel, solve
 from gazette_sdk.cluster.allocator.state import State
 from support.allocation import VectorAllocation, filled, item_value, member_value
@@ -249,3 +252,46 @@ def test_an_even_cluster_is_loaded_evenly(zones):
         for member in holders:
             counts[member] += 1
     assert counts == [10] * 6
+
+
+def test_the_items_of_a_zone_begin_at_all_of_its_members_in_turn():
+    """Also where the numbers of zones and members have a divisor in common."""
+    members = {f"{'abcde'[n % 5]}#member-{n:02}": 40 for n in range(50)}
+    state = state_of({f"item-{n:03}": 3 for n in range(100)}, members)
+    network = network_of(state)
+    first_zone_item, zones = 2 + 100, 5
+    zone_items = range(first_zone_item, first_zone_item + 100 * zones, zones)
+    firsts = [network.first_arc(node, 1) % 10 for node in zone_items]
+    assert [firsts.count(member) for member in range(10)] == [10] * 10
+    assert [network.first_arc(node, 1) % 10 for node in zone_items] == firsts
+
+
+@pytest.mark.parametrize("zones", [1, 3, 10])
+def test_a_large_cluster_is_solved_within_a_bound_of_processor_time(zones):
+    """Its first solution, and the one for a lost member, which moves what that member held.
+
+    The bound is several times what it takes, as others use the machine.
+    """
+    members = {f"zone-{n % zones}#member-{n:03}": 1024 for n in range(250)}
+    items = {f"item-{n:05}": 3 for n in range(5_000)}
+    state = state_of(items, members)
+    begun = time.process_time()
+    desired = solve(state)
+    assert time.process_time() - begun < 3.0
+    assert shortfall(state, desired) == (0, 0, 0)
+
+    (zone, suffix), lost = (state.members[7].zone, state.members[7].suffix), 7
+    names = [f"{member.zone}#{member.suffix}" for member in state.members]
+    del members[f"{zone}#{suffix}"]
+    left = [
+        f"{item}#{names[member]}#{slot}"
+        for item, holders in zip(items, desired, strict=True)
+        for slot, member in enumerate(holders)
+        if member != lost
+    ]
+    smaller = state_of(items, members, left)
+    begun = time.process_time()
+    after = solve(smaller)
+    assert time.process_time() - begun < 3.0
+    added = sum(len(set(new) - set(old)) for old, new in zip(smaller.holders, after, strict=True))
+    assert added <= 1.2 * (3 * len(items) - len(left))
