@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -458,3 +459,12 @@ def test_keys_that_differ_are_found_and_a_full_disk(etcd, gazette, tmp_path):
             for process in (first, second):
                 process.kill()
                 process.wait(TIMEOUT_S)
+
+
+def test_leases_that_are_not_renewed_are_found_before_they_end(gazctl, doctor, gazette_cluster):
+    cluster = gazette_cluster(2, zones=2, lease_ttl_s=40)
+    wait_for_brokers(gazctl, cluster, 2)
+    place = SimpleNamespace(address=cluster.address, etcd_endpoint=cluster.etcd_endpoint)
+    cluster.kill_etcd(0)
+    findings = until(lambda: (each := doctor(place)[0]).get("lease-short") and each)
+    assert "/broker-" in " ".join(findings["lease-short"]["evidence"])
