@@ -162,6 +162,9 @@ class FragmentStoreTransport(ReadOnlyTransport):
         """Return matching journals, in name order. Blocks."""
         codecs: dict[str, pb.CompressionCodec] = {}
         for name, prefix in _wanted(selector):
+            if given := self._given.get(name):
+                codecs.setdefault(name, given[0].compression_codec)
+                continue
             for journal, fragment in self._journals(name, prefix):
                 codecs.setdefault(journal, fragment.compression_codec)
         specs = (self._spec(journal, codecs[journal]) for journal in sorted(codecs))
