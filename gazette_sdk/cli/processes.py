@@ -2,9 +2,12 @@
 
 A broker or a consumer uses one processor core. So a machine with several runs several members. The
 parent does no work of theirs: it starts them, passes signals on, and starts a member that ends by
-itself again. If all of them fail, it ends with the status of the last one, and what supervises it
-decides. The kernel kills the children of a parent that is killed (Linux); a member loses nothing by
-that, see :mod:`gazette_sdk.broker.spool.directory`.
+itself again. If all of them fail to start, it ends with the status of the last one, and what
+supervises it decides. Members report to it as they do to systemd, and it reports to that: that it
+is ready when all of them serve.
+
+The kernel kills the children of a parent that is killed (Linux). A member loses nothing by that,
+see :mod:`gazette_sdk.broker.spool.directory`.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
-import time
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +28,8 @@ from gazette_sdk.cli.program import MEMBER_VARIABLE, CommandFailedError, Invocat
 from gazette_sdk.cluster.child_process import ChildProcess
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.retries import delay_s, run_together
-from gazette_sdk.server.process import StopSignal
+from gazette_sdk.server.process import ServiceManager, StopSignal, runtime_directory
 from gazette_sdk.server.settings import PORT_MAX, BrokerSettings, DebugSettings, MemberSettings
-
-HEALTHY_S = 10.0
-"""A member that has run for so long has started. One that ends sooner has failed to."""
 
 _log = logging.getLogger(__name__)
 
@@ -119,9 +120,13 @@ async def run_members(
     Raises:
         MembersEndedError: all members have failed, or one of them has while it drained.
     """
-    with StopSignal() as stop:
-        parent = _Parent(invocation, command, members, stop)
-        await parent.run()
+    with (
+        StopSignal() as stop,
+        ServiceManager(invocation.environ) as manager,
+        tempfile.TemporaryDirectory(prefix="gazette-", dir=runtime_directory()) as directory,
+    ):
+        parent = _Parent(invocation, command, members, stop, manager)
+        await parent.run(Path(directory))
     _log.info("goodbye")
 
 
@@ -131,22 +136,21 @@ class _Member:
     Attributes:
         options: in which it differs from its siblings.
         child: its process; None before the first.
-        failures: processes in a row that have failed to start.
-        started: monotonic seconds at which the present process was started.
+        serves: True from its report that it is ready, until it ends.
+        failures: processes in a row that have ended by a failure, since one was ready.
     """
 
     def __init__(self, options: MemberOptions) -> None:
         self.options = options
         self.child: ChildProcess | None = None
+        self.serves = False
         self.failures = 0
-        self.started = 0.0
+        self.reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
 
     @property
     def has_failed(self) -> bool:
-        """True if it has failed to start, and does not run since :data:`HEALTHY_S`."""
-        is_running = self.child is not None and self.child.is_running
-        is_healthy = is_running and time.monotonic() - self.started >= HEALTHY_S
-        return self.failures > 0 and not is_healthy
+        """True if it has failed, and does not serve again yet."""
+        return self.failures > 0 and not self.serves
 
 
 class _Parent:
@@ -158,29 +162,58 @@ class _Parent:
         command: str,
         members: Sequence[MemberOptions],
         stop: StopSignal,
+        manager: ServiceManager,
     ) -> None:
         self._invocation = invocation
         self._command = command
         self._members = [_Member(options) for options in members]
         self._stop = stop
+        self._manager = manager
+        self._manager.state = self._state
+        self._is_ready = False
         self._error: MembersEndedError | None = None
         self._gives_up = asyncio.Event()
 
-    async def run(self) -> None:
-        """Run all members until they have ended."""
+    async def run(self, directory: Path) -> None:
+        """Run all members until they have ended.
+
+        Args:
+            directory: empty directory for the sockets of their reports.
+        """
         passing = asyncio.create_task(self._pass_signals())
         loop = asyncio.get_running_loop()
+        for index, each in enumerate(self._members):
+            each.reports.bind(str(directory / str(index)))
+            loop.add_reader(each.reports, self._receive, each)
         loop.add_signal_handler(signal.SIGHUP, self._send, signal.SIGHUP)
         try:
             await run_together(*map(self._keep, self._members))
         finally:
             loop.remove_signal_handler(signal.SIGHUP)
+            for each in self._members:
+                loop.remove_reader(each.reports)
+                each.reports.close()
             passing.cancel()
             for child in self._running():
                 child.kill()
             await asyncio.wait([passing])
         if self._error is not None:
             raise self._error
+
+    def _receive(self, member: _Member) -> None:
+        """Receive a report of a member, as of sd_notify(3)."""
+        with contextlib.suppress(OSError):
+            if b"READY=1" not in member.reports.recv(1 << 12).split(b"\n"):
+                return
+            member.serves = True
+            if not self._is_ready and all(each.serves for each in self._members):
+                self._is_ready = True
+                self._manager.announce("READY=1", self._state)
+
+    def _state(self) -> str:
+        count = sum(each.serves for each in self._members)
+        what = "end" if self._stop.caught else "serve"
+        return f"{count} of {len(self._members)} processes {what}"
 
     def _running(self) -> Iterator[ChildProcess]:
         for member in self._members:
@@ -198,6 +231,7 @@ class _Parent:
         away next.
         """
         await self._stop.wait()
+        self._manager.announce("STOPPING=1", self._state)
         if not self._stop.quits:
             self._send(signal.SIGTERM)
             await self._stop.wait_to_quit()
@@ -208,7 +242,7 @@ class _Parent:
         name = member.options.id
         while not self._ends():
             status = await self._run_once(member)
-            took_s = time.monotonic() - member.started
+            has_served, member.serves = member.serves, False
             if self._ends():
                 if status not in {0, -signal.SIGTERM, -signal.SIGQUIT} and self._error is None:
                     self._error = MembersEndedError(f"{name} {_text_of(status)}", status)
@@ -217,8 +251,8 @@ class _Parent:
                 _log.info("%s has drained, and is started again", name)
                 member.failures = 0
                 continue
-            member.failures = 1 if took_s >= HEALTHY_S else member.failures + 1
-            if took_s < HEALTHY_S and all(each.has_failed for each in self._members):
+            member.failures = 1 if has_served else member.failures + 1
+            if not has_served and all(each.has_failed for each in self._members):
                 self._error = MembersEndedError(
                     f"all {len(self._members)} processes have failed, at last {name}, which "
                     f"{_text_of(status)}",
@@ -259,20 +293,26 @@ class _Parent:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(set_status, status)
 
-        member.started = time.monotonic()
         member.child = child = await asyncio.to_thread(
             ChildProcess,
             command_line(self._invocation, self._command, options.values),
             Path.cwd(),
             lock_path=None,
             log_path=None,
-            environment={**os.environ, MEMBER_VARIABLE: options.id},
+            environment=_environment(member),
         )
         _log.info("started %s", options.id, extra={"pid": child.pid})
         child.call_when_ended(note_end)
         if self._ends():  # since the signals were passed on
             child.signal(signal.SIGTERM)
         return await ended
+
+
+def _environment(member: _Member) -> dict[str, str]:
+    """Return the environment of a member, which reports to this process and no other."""
+    own = {MEMBER_VARIABLE: member.options.id, "NOTIFY_SOCKET": member.reports.getsockname()}
+    watchdog = {"WATCHDOG_USEC", "WATCHDOG_PID"}
+    return {name: text for name, text in os.environ.items() if name not in watchdog} | own
 
 
 def command_line(invocation: Invocation, command: str, values: Mapping[str, str]) -> list[str]:

@@ -407,7 +407,7 @@ class Server:
         """Serve, after :meth:`bind` where that was not called yet. Return the endpoint."""
         endpoint = self.bind()
         self._directory = await asyncio.to_thread(
-            lambda: Path(tempfile.mkdtemp(prefix="gazette-", dir=_runtime_directory()))
+            lambda: Path(tempfile.mkdtemp(prefix="gazette-", dir=runtime_directory()))
         )
         self._splicer = Splicer(self._directory / "grpc", self._unknown)
         await self.grpc.start(self._splicer)
@@ -483,7 +483,7 @@ def configured_server(settings: ProcessSettings, debug: DebugSettings) -> Server
     )
 
 
-def _runtime_directory() -> str | None:
+def runtime_directory() -> str | None:
     """Return the user's runtime directory, which no other program cleans, for private sockets."""
     directory = os.environ.get("XDG_RUNTIME_DIR", "")
     return directory if Path(directory).is_absolute() and os.access(directory, os.W_OK) else None

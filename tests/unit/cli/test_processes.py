@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import socket
 import sys
+import threading
 
 import pytest
 
@@ -166,6 +169,55 @@ def test_a_member_that_fails_is_started_again_and_no_other_ends(parent_of, tmp_p
     )
     serves = "import signal\nsignal.sigwait({signal.SIGTERM})"
     parent_of({"one": fails_twice, "two": serves})
+    assert starts.read_bytes() == b"..."
+
+
+READY = """
+import os, signal, socket
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as reports:
+    reports.sendto(b"READY=1\\nSTATUS=serving 3 journals", os.environ["NOTIFY_SOCKET"])
+"""
+
+
+def test_the_service_manager_is_sent_that_all_members_serve(parent_of, tmp_path, monkeypatch):
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "manager"))
+    monkeypatch.setenv("WATCHDOG_USEC", "60000000")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.settimeout(60)
+        manager.bind(str(tmp_path / "manager"))
+        serves = f"{READY}\nassert 'WATCHDOG_USEC' not in os.environ\nsignal.sigwait({{15}})"
+        ready = []
+
+        def wait_and_end():
+            while not (report := manager.recv(1 << 12)).startswith(b"READY=1"):
+                pass
+            ready.append(report)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        waiting = threading.Thread(target=wait_and_end)
+        waiting.start()
+        parent_of({"one": serves, "two": serves})
+        waiting.join(60)
+        assert ready == [b"READY=1\nSTATUS=2 of 2 processes serve"]
+        while not (report := manager.recv(1 << 12)).startswith(b"STOPPING=1"):
+            assert report.startswith(b"WATCHDOG=1\nSTATUS=")
+        assert report == b"STOPPING=1\nSTATUS=2 of 2 processes end"
+
+
+def test_members_that_have_served_are_started_again_when_all_fail_at_once(parent_of, tmp_path):
+    """The third process of the first one asks the parent to end."""
+    starts = tmp_path / "starts"
+    fails = f"{READY}\nraise SystemExit(6)"
+    ends = (
+        f"{READY}\nimport pathlib\nstarts = pathlib.Path({str(starts)!r})\n"
+        "starts.open('ab').write(b'.')\n"
+        f"if starts.stat().st_size == 3:\n    os.kill({os.getpid()}, signal.SIGTERM)\n"
+        "    signal.sigwait({15})\n    raise SystemExit(0)\n"
+        "raise SystemExit(6)"
+    )
+    with contextlib.suppress(MembersEndedError):  # the other one may fail while both end
+        parent_of({"one": ends, "two": fails})
     assert starts.read_bytes() == b"..."
 
 
