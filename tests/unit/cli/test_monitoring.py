@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import yaml
 from prometheus_client import REGISTRY
 
+from gazette_sdk.cli.gazctl import GAZCTL
 from gazette_sdk.cli.gazette import GAZETTE
 from gazette_sdk.cli.monitoring import RUNBOOKS, written_files
 from gazette_sdk.server.metrics import metrics_text
@@ -22,7 +24,7 @@ from support.monitoring import (
     rules,
     said_by_promtool,
 )
-from support.pages import ROOT
+from support.pages import ROOT, blocks_of
 
 BOARDS = sorted(name for name in written_files() if name.endswith(".json"))
 SEVERITIES = {"page", "warning"}
@@ -133,6 +135,37 @@ def test_files_of_rules_are_good(name: str, tmp_path: Path):
     (tmp_path / name).write_text(written_files()[name])
     said = checked_by_promtool(tmp_path, "check", "rules", name)
     assert f"{len(rules(name))} rules found" in said
+
+
+def test_the_configuration_of_the_page_is_good(tmp_path: Path):
+    [block] = [
+        each for each in blocks_of(ROOT / "docs" / "monitoring.md") if each.language == "yaml"
+    ]
+    assert GAZETTE.main(["monitoring", "write", str(tmp_path / "monitoring")]) == 0
+    (tmp_path / block.file_name).write_text(block.text)
+    said = checked_by_promtool(tmp_path, "check", "config", block.file_name)
+    assert "15 rules found" in said
+
+
+def test_commands_of_runbooks_are_those_of_the_programs():
+    """Their options are taken by the commands. Nothing is run."""
+    found = 0
+    for block in blocks_of(ROOT / "docs" / "runbooks.md"):
+        for line in block.text.splitlines():
+            program, *words = shlex.split(line.removeprefix("$ "))
+            known = {"gazctl": GAZCTL, "gazette": GAZETTE}.get(program)
+            if known is None:
+                continue
+            [command] = [
+                each
+                for each in known.commands
+                if words[: len(each.name.split())] == each.name.split()
+            ]
+            options = {f"--{option.long}" for group in command.groups for option in group.options}
+            options |= {"--timeout"}
+            assert {word for word in words if word.startswith("--")} <= options, line
+            found += 1
+    assert found >= 25
 
 
 def test_every_recorded_series_that_is_used_is_recorded():
