@@ -142,16 +142,21 @@ def test_a_watch_resumes_when_etcd_was_killed_and_started_again(tmp_path, caplog
             await keyspace.load(client, await client.put(b"/root/a", b"1"))
             async with following(keyspace, client):
                 await keyspace.wait_for_revision(await client.put(b"/root/a", b"2"))
+                ages.append(keyspace.watch_age_s)
                 server.kill()
+                await until(lambda: keyspace.watch_age_s > 0)
                 await server.start()
                 await keyspace.wait_for_revision(await client.put(b"/root/a", b"3"))
+                ages.append(keyspace.watch_age_s)
             assert values(keyspace) == {"/root/a": 3}
         finally:
             await client.aclose()
             await server.stop()
 
+    ages = []
     with caplog.at_level(logging.WARNING):
         run(scenario())
+    assert ages == [0, 0]
     first, last = caplog.messages
     assert first.startswith("watch of /root in Etcd failed, and is tried again until it succeeds:")
     assert last.startswith("watch of /root in Etcd works again after an outage of")
