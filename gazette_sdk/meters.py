@@ -8,13 +8,14 @@ are numbers that one thread changes. Values that cost something to find are read
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from math import inf
 
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
 LATENCY_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -110,10 +111,30 @@ class PlainMetric(Collector):
         """Return the metric."""
         name = self._name.removesuffix("_total") if self._kind == "counter" else self._name
         metric = Metric(name, self._documentation, self._kind)
-        for labels, cell in [] if self.is_hidden else list(self._cells.items()):
-            given = dict(zip(self._label_names, labels, strict=True))
-            metric.add_sample(self._name, given, cell.value)
+        if self._cells and not self.is_hidden:
+            metric.samples = _CellSamples(self._name, self._label_names, self._cells)  # type: ignore[assignment]
         return [metric]
+
+
+class _CellSamples:
+    """Samples of a metric, each made when it is taken: there may be one for each journal.
+
+    Args:
+        name: name of the metric.
+        label_names: names of its labels.
+        cells: its numbers, which are copied.
+    """
+
+    def __init__(
+        self, name: str, label_names: tuple[str, ...], cells: Mapping[tuple[str, ...], Cell]
+    ) -> None:
+        self._name = name
+        self._label_names = label_names
+        self._cells = list(cells.items())
+
+    def __iter__(self) -> Iterator[Sample]:
+        for labels, cell in self._cells:
+            yield Sample(self._name, dict(zip(self._label_names, labels, strict=True)), cell.value)
 
 
 class Buckets:

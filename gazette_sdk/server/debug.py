@@ -339,7 +339,7 @@ class DebugPages:
             for found in await asyncio.gather(*refreshing, return_exceptions=True):
                 if isinstance(found, Exception):
                     _log.warning("metrics are left out: %s", described(found))
-        body = metrics.metrics_text().encode()
+        body = (await metrics.sliced_metrics_text()).encode()
         headers = {"Content-Type": metrics.CONTENT_TYPE}
         if accepts_gzip(request):
             headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}

@@ -1,6 +1,16 @@
+import asyncio
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
-from gazette_sdk.server.metrics import _code_label, meters_of, metrics_text
+from gazette_sdk.meters import PlainMetric
+from gazette_sdk.server.metrics import (
+    SLICE_LINES,
+    _code_label,
+    meters_of,
+    metrics_text,
+    sliced_metrics_text,
+)
+from gazette_sdk.transport.loop import run
 
 
 def test_names_are_exactly_those_of_dashboards():
@@ -42,6 +52,24 @@ def test_buckets_are_written_as_others_write_them():
     ]
     assert "h_count 1.0" in lines
     assert not any("created" in line for line in lines)
+
+
+def test_a_text_of_many_series_is_made_in_slices_and_is_the_same():
+    registry = CollectorRegistry()
+    metric = PlainMetric("head", "Head.", ("journal",), registry, kind="gauge")
+    for number in range(3 * SLICE_LINES):
+        metric.cell(f"a/{number}").value = number
+    turns = []
+
+    async def scenario():
+        making = asyncio.ensure_future(sliced_metrics_text(registry))
+        while not making.done():
+            await asyncio.sleep(0)
+            turns.append(1)
+        return making.result()
+
+    assert run(scenario(), 20) == metrics_text(registry)
+    assert len(turns) >= 3
 
 
 def test_infos_are_gauges():
