@@ -300,7 +300,7 @@ class Replica:
             return
         _log.warning(
             "offsets %d to %d of %s are not stored: not all replicas acknowledged them",
-            agreed.end, end, self.journal,
+            agreed.end, end, self.journal, extra={"journal": self.journal},
         )  # fmt: skip
         hold = self._parts.unconfirmed
         if hold is not None and self.proposed_end >= end > spool.fragment.begin:
@@ -308,7 +308,7 @@ class Replica:
             try:
                 kept = await asyncio.to_thread(spool.content_after, begin)
             except OSError as error:
-                _log.warning("cannot keep them: %s", error)
+                _log.warning("cannot keep them: %s", error, extra={"journal": self.journal})
             else:
                 self.kept_end = end
                 hold(kept)

@@ -41,6 +41,7 @@ from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import Compare, Delete, Put
 from gazette_sdk.cluster.items import MemberEntry, ProcessKeySpace
 from gazette_sdk.cluster.keyspace import Entry, KeySpace
+from gazette_sdk.contexts import logged_context
 from gazette_sdk.errors import EtcdError, GazetteError, LeaseLostError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import names as urls
@@ -271,7 +272,12 @@ class Challenges:
         try:
             await self.end(challenged, revision)
         except EtcdError as error:
-            _log.warning("the challenge of %s was not answered: %s", _name(challenged), error)
+            _log.warning(
+                "the challenge of %s was not answered: %s",
+                _name(challenged),
+                error,
+                extra={"peer": f"{challenged.zone}/{challenged.suffix}"},
+            )
 
     def _key(self, directory: str, member: pb.ProcessSpec.ID | None = None) -> bytes:
         return f"{self._mirror.root}/{directory}/{_name(member) if member else ''}".encode()
@@ -596,7 +602,9 @@ class Verifier:
             return
         _log.debug("%s %s/%s is verified: %s", self._kind, *name, reason)
         task = asyncio.get_running_loop().create_task(
-            self._verify(*name), name=f"verify {peer.zone}/{peer.suffix}"
+            self._verify(*name),
+            name=f"verify {peer.zone}/{peer.suffix}",
+            context=logged_context(peer=f"{peer.zone}/{peer.suffix}"),
         )
         self._tasks[name] = task
         task.add_done_callback(lambda done: self._verified(name, done))

@@ -93,7 +93,12 @@ async def listed_journals(
                 async with room:
                     found = await list_stores(journal, entry.value.fragment.stores, stores)
             except (GazetteError, OSError) as error:
-                _log.warning("cannot list the fragments of %s: %s", journal, error)
+                _log.warning(
+                    "cannot list the fragments of %s: %s",
+                    journal,
+                    error,
+                    extra={"journal": journal},
+                )
             else:
                 if max((fragment.end for fragment in whole_of(found)), default=0) >= ends[journal]:
                     listed.add(journal)
@@ -250,7 +255,7 @@ class UnstoredCopies:
         if missing:
             _log.info(
                 "copied %d un-stored fragments of %s from its other replicas",
-                len(missing), replica.journal,
+                len(missing), replica.journal, extra={"journal": replica.journal},
             )  # fmt: skip
         if failure is not None:
             raise failure
@@ -651,4 +656,4 @@ def _log_removal(text: str, spec: pb.JournalSpec, aged: Sequence[StoredFragment]
     size = sum(length_of(each.fragment) for each in aged)
     is_log = RECOVERY_LOG in values_of(spec.labels, CONTENT_TYPE)
     reason = "no recovery needs them" if is_log else "they are older than its retention"
-    _log.info(f"{text}: {reason}", len(aged), spec.name, size)
+    _log.info(f"{text}: {reason}", len(aged), spec.name, size, extra={"journal": spec.name})

@@ -592,7 +592,9 @@ class LocalShard:
         if tasks:
             await asyncio.wait(tasks, timeout=END_NOTICE_S)
             if not all(task.done() for task in tasks):
-                _log.warning("a shard cannot end yet: %s", self.running_call())
+                _log.warning(
+                    "a shard cannot end yet: %s", self.running_call(), extra={"shard": self.id}
+                )
             await asyncio.wait(tasks)
         try:
             async with asyncio.timeout(USE_TIMEOUT_S):
@@ -603,6 +605,7 @@ class LocalShard:
                 self.id,
                 self._use_count,
                 USE_TIMEOUT_S,
+                extra={"shard": self.id},
             )
         self._playback.cancel()
         self._up.remove()

@@ -27,7 +27,6 @@ from support.brokers import journal_spec
 
 KEY = base64.b64encode(b"a secret of this cluster, long enough").decode()
 WIRES = ("grpc", "stream")
-OF_EVERY_RECORD = {"time", "process", "component"}
 
 
 @contextlib.contextmanager
@@ -160,9 +159,16 @@ def test_writes_and_refusals_are_in_the_audit_log_with_peer_token_and_journal(et
         caught.value.close()
         process.send_signal(signal.SIGKILL)
         records = audit_records(process, 6)
-    wrote = {"level": "info", "outcome": "OK", "peer": "127.0.0.1", "subject": "ada"}
+    assert {record["process"].partition("/")[0] for record in records} == {"local"}
+    wrote = {
+        "level": "info",
+        "component": "broker",
+        "outcome": "OK",
+        "peer": "127.0.0.1",
+        "subject": "ada",
+    }
     assert [
-        {name: value for name, value in record.items() if name not in OF_EVERY_RECORD}
+        {name: value for name, value in record.items() if name not in {"time", "process"}}
         for record in records[:3]
     ] == [
         {**wrote, "msg": "Apply answered", "method": "Apply", "journal": "a/grpc", "token_id": "7"},
@@ -175,6 +181,7 @@ def test_writes_and_refusals_are_in_the_audit_log_with_peer_token_and_journal(et
         },
         {
             "level": "warning",
+            "component": "broker",
             "msg": "List refused",
             "method": "List",
             "outcome": "token lacks the required capability LIST",
@@ -232,5 +239,7 @@ def test_calls_that_a_gateway_refuses_are_in_the_audit_log(etcd, tmp_path):
     for record, (_, bearer, _, method, subject, reason) in zip(found, requests, strict=True):
         assert (record["msg"], record["method"]) == (f"{method} refused", method)
         assert (record["peer"], record.get("subject", "")) == ("127.0.0.1", subject)
+        assert record["process"].startswith("local/")
+        assert (record["component"], record["level"]) == ("broker", "warning")
         assert reason in record["outcome"]
         assert not bearer or bearer not in json.dumps(record) or bearer == "none"
