@@ -35,7 +35,16 @@ from gazette_sdk.protocol.durations import (
     to_ns,
     to_seconds,
 )
-from gazette_sdk.protocol.labels import Matcher, matches_journal, rewrite_prefix
+from gazette_sdk.protocol.labels import (
+    OF_RESTORE,
+    Matcher,
+    continued_revision,
+    matches_journal,
+    remove,
+    rewrite_prefix,
+    set_value,
+    value_of,
+)
 from gazette_sdk.protocol.rules import attach_endpoints, complete, unrouted_header
 
 PAGE_JOURNALS = 25
@@ -241,14 +250,29 @@ class Listing:
         compares: list[Compare] = []
         if not claims.allows_every_journal:
             compares = await self._admit(request, claims)
-        applied = await apply_items(
-            self.etcd, self.keyspace, list(map(_item_change, request.changes)), compares=compares
-        )
+        changes = list(map(self._item_change, request.changes))
+        applied = await apply_items(self.etcd, self.keyspace, changes, compares=compares)
         response = pb.ApplyResponse(header=self.header())
         if not applied.succeeded:
             response.status = pb.ETCD_TRANSACTION_FAILED
         response.header.etcd.revision = applied.revision
         return complete(response)
+
+    def _item_change(self, change: pb.ApplyRequest.Change) -> ItemChange:
+        name = change.delete or change.upsert.name
+        value = None
+        if not change.delete:
+            spec = complete(change.upsert)
+            item = self.keyspace.item(name)
+            # A caller's spec may be older than the restore, or of a journal that was deleted.
+            for label in OF_RESTORE:
+                known = "" if item is None else value_of(item.value.labels, label)
+                if known:
+                    set_value(spec.labels, label, known)
+                else:
+                    remove(spec.labels, label)
+            value = spec.SerializeToString()
+        return ItemChange(item=name, expect_mod_revision=change.expect_mod_revision, value=value)
 
     async def _admit(self, request: pb.ApplyRequest, claims: Claims) -> list[Compare]:
         """Check that claims with a selector allow the changes.
@@ -299,20 +323,12 @@ def _encoded_row(item: JournalEntry, route: pb.Route, absent: Sequence[pb.Proces
     row = pb.ListResponse.Journal(
         spec=item.value,
         mod_revision=item.mod_revision,
-        create_revision=item.create_revision,
+        create_revision=continued_revision(item.value.labels) or item.create_revision,
         route=route,
         waiting=pb.ListResponse.Waiting(brokers=absent) if absent else None,
     )
     wire = row.SerializeToString()
     return _ROW_TAG + encode_varint(len(wire)) + wire
-
-
-def _item_change(change: pb.ApplyRequest.Change) -> ItemChange:
-    return ItemChange(
-        item=change.delete or change.upsert.name,
-        expect_mod_revision=change.expect_mod_revision,
-        value=None if change.delete else complete(change.upsert).SerializeToString(),
-    )
 
 
 PAGE_LIMIT_DEFAULT: Final = 1000

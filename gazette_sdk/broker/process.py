@@ -63,6 +63,7 @@ from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, authority_for
 from gazette_sdk.protocol.journal_spec import DEFAULT_MAX_REPLICATION
+from gazette_sdk.protocol.labels import skipped_to
 from gazette_sdk.protocol.rules import validate_broker_spec
 from gazette_sdk.retries import Waits
 from gazette_sdk.server.authorization import Authorization
@@ -361,6 +362,7 @@ class Broker:
                 predecessor=predecessor,
                 ready=ready,
             )
+            replica.index.skipped_to = skipped_to(item.value.labels)
             replica.index.unverified_end = partial(
                 custody.unverified_end, item.id, item.create_revision
             )

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from gazette_sdk.cli.program import Invocation
+    from gazette_sdk.cluster.etcd import Etcd
     from gazette_sdk.protocol.authorization import Authorizer
     from gazette_sdk.protocol.rules import Rpc
+    from gazette_sdk.server.settings import EtcdSettings
     from gazette_sdk.shard.consumer.client import ShardClient
     from gazette_sdk.transport.base import Transport
 
@@ -265,6 +267,22 @@ async def open_consumers(invocation: Invocation) -> AsyncIterator[dict[str, Shar
             each: await stack.enter_async_context(_consumer_client(invocation, each))
             for each in addresses
         }
+
+
+@asynccontextmanager
+async def open_etcd(settings: EtcdSettings, dial_timeout_s: float) -> AsyncIterator[Etcd]:
+    """Open a client of Etcd that options describe.
+
+    Args:
+        settings: the options, with their secrets.
+        dial_timeout_s: longest time until the first answer.
+
+    Raises:
+        EtcdError: Etcd does not answer.
+    """
+    etcd = await settings.config().connect(dial_timeout_s=dial_timeout_s)
+    async with aclosing(etcd):
+        yield etcd
 
 
 def _consumer_address(text: str) -> str:

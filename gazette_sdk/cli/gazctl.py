@@ -18,12 +18,17 @@ from gazette_sdk.cli.journals.commands import COMMANDS as JOURNALS
 from gazette_sdk.cli.program import Command, Program
 from gazette_sdk.cli.settings import (
     ATTACH_UUIDS,
+    BACKUP,
+    BACKUP_ETCD,
     CHECK_KEYS,
     CREATE_TOKEN,
     LIST_BROKERS,
     PRINT_CONFIG,
     REPORT,
+    RESTORE,
+    SHOW_BACKUP,
     SHOW_TOKEN,
+    VERIFY_BACKUP,
 )
 from gazette_sdk.cli.shards.commands import COMMANDS as SHARDS
 from gazette_sdk.cli.shards.commands import CONSUMERS, TOPICS
@@ -172,6 +177,101 @@ _CHECK_KEYS = Command(
     arguments_max=1,
 )
 
+_BACKUPS = (
+    Command(
+        "backup create",
+        "Save what only Etcd has: specs, hints, suspensions, and heads of journals",
+        "gazette_sdk.cli.backup.commands:run_create",
+        (BACKUP, BACKUP_ETCD),
+        details=(
+            "FILE is a path, or a URL of any file system of fsspec, such as s3://bucket/name. It "
+            "must not exist. It is a tar.gz with the SHA-256 of its parts in a manifest that is "
+            "written last, so that half a file is not taken for a backup. Content of journals is "
+            "in fragment stores, and not in it.\n\n"
+            "All keys of Etcd are read at one revision; heads and registers are asked of brokers. "
+            "It may run at any time, and takes some seconds for 10,000 journals. With keys it "
+            "needs a token that may LIST and READ."
+        ),
+        examples=(
+            ("gazctl backup create cluster-$(date +%F).tar.gz", "every day, by cron"),
+            (
+                "gazctl backup create s3://ops/$(date +%F).tar.gz --etcd.address http://etcd:2379",
+                "to a bucket",
+            ),
+        ),
+        arguments="FILE",
+        arguments_min=1,
+        arguments_max=1,
+    ),
+    Command(
+        "backup show",
+        "Show what a backup has",
+        "gazette_sdk.cli.backup.commands:run_show",
+        (SHOW_BACKUP,),
+        details="The sums of its parts are checked. No cluster is asked.",
+        examples=(
+            ("gazctl backup show cluster.tar.gz", "journals with their heads, shards, members"),
+            ("gazctl backup show cluster.tar.gz -o json", "one object, for scripts"),
+        ),
+        arguments="FILE",
+        arguments_min=1,
+        arguments_max=1,
+    ),
+    Command(
+        "backup verify",
+        "Compare a backup with the fragment stores",
+        "gazette_sdk.cli.backup.commands:run_verify",
+        (VERIFY_BACKUP,),
+        details=(
+            "Checks the sums of its parts, and lists the fragments of each journal, with the "
+            "credentials of this tool. What lies before a journal's saved head and is in no store "
+            "is shown: right after the backup that is what brokers have in their spools. Exit "
+            "status 1 says that something is missing.\n\n"
+            "file:// stores need --file-root."
+        ),
+        examples=(
+            ("gazctl backup verify s3://ops/gazette-2026-11-29.tar.gz", "the next day"),
+            ("gazctl backup verify cluster.tar.gz -o json", "each journal, for scripts"),
+        ),
+        arguments="FILE",
+        arguments_min=1,
+        arguments_max=1,
+    ),
+)
+
+_RESTORE = Command(
+    "restore cluster",
+    "Restore a cluster whose Etcd was lost",
+    "gazette_sdk.cli.backup.commands:run_restore",
+    (RESTORE, BACKUP_ETCD),
+    in_doubt="a part may be written; run the command again to continue",
+    details=(
+        "Before: stop all consumers, start an empty Etcd, and start all brokers, each over its "
+        "spool directory. They claim the journals of which they have the last bytes. Look at the "
+        "result of --dry-run, which writes nothing.\n\n"
+        "Writes journals, then shards with their hints. Each journal continues at or after its "
+        "saved head, the end of its stored content, and what its brokers have, so that no offset "
+        "is given twice. Where no broker has the last bytes of a journal, it continues --skip "
+        "bytes later: bytes may have been acknowledged that are lost, and readers pass over the "
+        "gap.\n\n"
+        "It refuses to work if brokers of the backup are absent, unless --lost says that their "
+        "spool directories are gone; if a broker of the old cluster answers; if a process of an "
+        "application runs; and if Etcd has journals or shards, unless they are of the same restore "
+        "that was interrupted. That one is continued.\n\n"
+        "It writes to Etcd directly. With keys it needs those, or a token that may do all."
+    ),
+    examples=(
+        (
+            "gazctl restore cluster --from b.tar.gz --etcd.address http://etcd:2379 --dry-run",
+            "what would be written",
+        ),
+        (
+            "gazctl restore cluster --from s3://ops/gazette.tar.gz --lost eu-1a/broker-3",
+            "after one of the disks was lost, too",
+        ),
+    ),
+)
+
 GAZCTL = Program(
     name="gazctl",
     summary="gazctl: inspect and change the journals and shards of a Gazette cluster.",
@@ -185,6 +285,8 @@ GAZCTL = Program(
         CONSOLE,
         *_TOKENS,
         _CHECK_KEYS,
+        *_BACKUPS,
+        _RESTORE,
         _ATTACH_UUIDS,
         _PRINT_CONFIG,
         completion_command("gazctl"),
@@ -197,6 +299,8 @@ GAZCTL = Program(
         "topics": _SHARDS,
         "brokers": (BROKER_CLIENT, ZONE, _JOURNALS_LOGGING),
         "keys": (BROKER_CLIENT, ZONE, _JOURNALS_LOGGING),
+        "backup": (BROKER_CLIENT, ZONE, _JOURNALS_LOGGING),
+        "restore": (BROKER_CLIENT, ZONE, _JOURNALS_LOGGING),
         "report": (BROKER_CLIENT, ZONE, _JOURNALS_LOGGING),
     },
     aliases=ADDRESS_ALIASES,

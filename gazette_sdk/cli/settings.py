@@ -249,6 +249,78 @@ class CheckKeysSettings(KeysSettings):
     ] = "table"
 
 
+_CONSUMERS = Option("ConsumersPrefix", "Prefix in Etcd below which applications have their keys")
+
+
+class BackupSettings(Settings):
+    """Options of ``backup create``."""
+
+    consumers_prefix: Annotated[EtcdPrefix, _CONSUMERS] = "/gazette/consumers"
+
+
+class BackupEtcdSettings(EtcdSettings):
+    """Etcd of a cluster that is backed up, or restored."""
+
+    address: Annotated[
+        EtcdAddress,
+        Option(
+            "Address",
+            "Address of Etcd, or several separated by commas; empty to ask the broker, which "
+            "answers if it is of `gazette dev`",
+        ),
+    ] = ""
+
+
+class VerifyBackupSettings(Settings):
+    """Options of ``backup verify``."""
+
+    file_root: FileRoot = ""
+    format: OutcomeFormat = "table"
+
+
+class RestoreSettings(Settings):
+    """Options of ``restore cluster``."""
+
+    backup: Annotated[
+        str,
+        Option(
+            "From",
+            "Backup to restore: a path, or a URL such as s3://…",
+            long="from",
+            in_ini=False,
+        ),
+    ] = ""
+    consumers_prefix: Annotated[EtcdPrefix, _CONSUMERS] = "/gazette/consumers"
+    file_root: FileRoot = ""
+    lost: Annotated[
+        tuple[str, ...],
+        Option(
+            "Lost",
+            "Broker ZONE/ID of the backup whose spool directory is lost, or `all`; repeatable",
+            in_ini=False,
+        ),
+    ] = ()
+    skip: Annotated[
+        int,
+        Option(
+            "Skip",
+            "Bytes from the known end of a journal to where it continues, if no broker has its "
+            "last bytes; 0 only if nothing was appended after the backup that no store has",
+            in_ini=False,
+        ),
+        Field(ge=0, le=1 << 60),
+    ] = 1 << 40
+    dry_run: Annotated[
+        bool, Option("DryRun", "Write nothing, and show what would be written", in_ini=False)
+    ] = False
+    format: OutcomeFormat = "table"
+
+
+BACKUP = Group("backup.create", BackupSettings, env_prefix="")
+BACKUP_ETCD = Group("Etcd", BackupEtcdSettings, prefix="etcd.", env_prefix="ETCD_")
+SHOW_BACKUP = Group("backup.show", ClusterFormatSettings)
+VERIFY_BACKUP = Group("backup.verify", VerifyBackupSettings)
+RESTORE = Group("restore.cluster", RestoreSettings)
 ATTACH_UUIDS = Group("attach-uuids", AttachUuidsSettings)
 PRINT_CONFIG = Group("print-config", PrintConfigSettings)
 MONITORING = Group("monitoring.write", MonitoringSettings)

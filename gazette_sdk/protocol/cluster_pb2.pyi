@@ -156,7 +156,7 @@ class HeadsResponse(_message.Message):
         synced: bool
         def __init__(self, member: _Optional[_Union[_broker_pb2.ProcessSpec.ID, _Mapping]] = ..., head: _Optional[int] = ..., unstored: _Optional[int] = ..., synced: _Optional[bool] = ...) -> None: ...
     class Head(_message.Message):
-        __slots__ = ("journal", "head", "begin", "size", "unstored", "rate", "oldest_unstored_s", "replicas", "error")
+        __slots__ = ("journal", "head", "begin", "size", "unstored", "rate", "oldest_unstored_s", "replicas", "error", "registers")
         JOURNAL_FIELD_NUMBER: _ClassVar[int]
         HEAD_FIELD_NUMBER: _ClassVar[int]
         BEGIN_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +166,7 @@ class HeadsResponse(_message.Message):
         OLDEST_UNSTORED_S_FIELD_NUMBER: _ClassVar[int]
         REPLICAS_FIELD_NUMBER: _ClassVar[int]
         ERROR_FIELD_NUMBER: _ClassVar[int]
+        REGISTERS_FIELD_NUMBER: _ClassVar[int]
         journal: str
         head: int
         begin: int
@@ -175,7 +176,8 @@ class HeadsResponse(_message.Message):
         oldest_unstored_s: float
         replicas: _containers.RepeatedCompositeFieldContainer[HeadsResponse.Replica]
         error: str
-        def __init__(self, journal: _Optional[str] = ..., head: _Optional[int] = ..., begin: _Optional[int] = ..., size: _Optional[int] = ..., unstored: _Optional[int] = ..., rate: _Optional[float] = ..., oldest_unstored_s: _Optional[float] = ..., replicas: _Optional[_Iterable[_Union[HeadsResponse.Replica, _Mapping]]] = ..., error: _Optional[str] = ...) -> None: ...
+        registers: _broker_pb2.LabelSet
+        def __init__(self, journal: _Optional[str] = ..., head: _Optional[int] = ..., begin: _Optional[int] = ..., size: _Optional[int] = ..., unstored: _Optional[int] = ..., rate: _Optional[float] = ..., oldest_unstored_s: _Optional[float] = ..., replicas: _Optional[_Iterable[_Union[HeadsResponse.Replica, _Mapping]]] = ..., error: _Optional[str] = ..., registers: _Optional[_Union[_broker_pb2.LabelSet, _Mapping]] = ...) -> None: ...
     HEADER_FIELD_NUMBER: _ClassVar[int]
     HEADS_FIELD_NUMBER: _ClassVar[int]
     header: _broker_pb2.Header

@@ -46,6 +46,18 @@ NEEDED_FROM = "gazette_sdk/needed-from"
 """Offset of a recovery log before which no recovery reads it: brokers remove what is stored there.
 The consumer sets it."""
 
+CONTINUES = "gazette_sdk/continues"
+"""Etcd revision at which the journal was created that this one continues, after a restore into
+another Etcd. Listings have it as the journal's create revision, so that positions of readers and
+shards stay valid. A restore sets it; a journal that is created otherwise has none."""
+
+SKIPPED_TO = "gazette_sdk/skipped-to"
+"""Offset at which a journal continued after a restore, after a gap: no broker is left that has the
+bytes directly before it, so that reads pass over the gap at once. A restore sets it."""
+
+OF_RESTORE = (CONTINUES, SKIPPED_TO)
+"""Names of labels that only a restore sets: they stay when a spec is applied."""
+
 NAME = "name"
 """Not a label of specs: selectors match it against the journal's name."""
 PREFIX = "prefix"
@@ -53,6 +65,7 @@ PREFIX = "prefix"
 
 SINGLE_VALUE_NAMES = frozenset(
     {CONTENT_TYPE, INSTANCE, MANAGED_BY, MESSAGE_SUBTYPE, MESSAGE_TYPE, NEEDED_FROM, REGION}
+    | set(OF_RESTORE)
 )
 """Names which have at most one value in the label set of a spec."""
 
@@ -126,7 +139,21 @@ def value_of(labels: pb.LabelSet, name: str) -> str:
 
 def needed_from(labels: pb.LabelSet) -> int:
     """Return the offset before which no recovery reads a recovery log; 0 if that is not known."""
-    text = value_of(labels, NEEDED_FROM)
+    return _number(labels, NEEDED_FROM)
+
+
+def continued_revision(labels: pb.LabelSet) -> int:
+    """Return the create revision of the journal that this one continues; 0 if there is none."""
+    return _number(labels, CONTINUES)
+
+
+def skipped_to(labels: pb.LabelSet) -> int:
+    """Return the offset at which a journal continued after a gap; 0 if there is none."""
+    return _number(labels, SKIPPED_TO)
+
+
+def _number(labels: pb.LabelSet, name: str) -> int:
+    text = value_of(labels, name)
     return int(text) if text.isascii() and text.isdigit() else 0
 
 

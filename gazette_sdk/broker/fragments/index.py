@@ -114,6 +114,7 @@ class Index:
         spool_end: returns the end of the replica's spool, of which the index knows only content; -1
             before the replica has one.
         unverified_end: returns the end of a head that is unverified; ``None`` if there is none.
+        skipped_to: offset at which a restore let the journal continue after a gap; 0 for none.
     """
 
     def __init__(self, *, now: Callable[[], float] = time.time) -> None:
@@ -143,6 +144,7 @@ class Index:
         self.on_acknowledged: Callable[[], None] | None = None
         self.spool_end: Callable[[], int] = lambda: -1
         self.unverified_end: Callable[[], int | None] = lambda: None
+        self.skipped_to = 0
 
     # -------------------------------------------------------------- changes
 
@@ -506,8 +508,11 @@ class Index:
         """Return True if no one has the bytes before a fragment, so that reads skip them.
 
         Of the first fragment if it is stored, or what was stored before it is not listed any more:
-        a retention removed it. Elsewhere a broker may still upload them, if it is not too late.
+        a retention removed it. Elsewhere a broker may still upload them, if it is not too late, and
+        if no restore has let the journal continue there.
         """
+        if 0 < fragment.begin == self.skipped_to:
+            return True
         if is_first:
             return fragment.mod_time != 0 or fragment.begin <= self._listed_through
         return 0 < fragment.mod_time < self._now() - OFFSET_JUMP_AGE_S

@@ -124,6 +124,8 @@ class LocalHeads:
             return found
         extent = index.extent()
         found.head = extent.head
+        if index.spool_end() >= 0:
+            found.registers.CopyFrom(replica.spool.peek().registers)
         if is_listed:
             found.begin, found.size = extent.begin, extent.size_bytes
         unstored = index.unstored()

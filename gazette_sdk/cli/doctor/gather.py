@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from google.protobuf.message import DecodeError, Message
 
-from gazette_sdk.cli.client import check_address
+from gazette_sdk.cli.client import check_address, open_etcd
 from gazette_sdk.cli.doctor.checks import without_query
 from gazette_sdk.cli.doctor.facts import (
     CertificateFacts,
@@ -353,15 +353,8 @@ async def _with_logs(
 # ---------------------------------------------------------------- Etcd
 
 
-@asynccontextmanager
-async def _open_etcd(settings: EtcdSettings) -> AsyncIterator[Etcd]:
-    etcd = await settings.config().connect(dial_timeout_s=MEMBER_TIMEOUT_S)
-    async with aclosing(etcd):
-        yield etcd
-
-
 async def _etcd(place: Place, facts: Facts) -> None:
-    async with _open_etcd(place.etcd) as etcd:
+    async with open_etcd(place.etcd, MEMBER_TIMEOUT_S) as etcd:
         members = await etcd.statuses(timeout_s=MEMBER_TIMEOUT_S)
         times = []
         for _ in range(LATENCY_READS):

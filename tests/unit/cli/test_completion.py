@@ -17,8 +17,9 @@ COMPLETED = [
     (
         ["gazctl", ""],
         [
-            *("attach-uuids", "brokers", "completion", "console", "consumers", "journals", "keys"),
-            *("print-config", "report", "shards", "token", "topics"),
+            *("attach-uuids", "backup", "brokers", "completion", "console", "consumers"),
+            *("journals", "keys", "print-config", "report", "restore", "shards", "token"),
+            "topics",
         ],
     ),
     (["gazctl", "--v"], ["--version"]),

@@ -115,6 +115,24 @@ def test_a_gap_is_skipped_if_the_next_fragment_is_old(directory):
     asyncio.run(scenario())
 
 
+def test_a_gap_is_skipped_at_once_where_a_restore_let_the_journal_continue(directory):
+    async def scenario():
+        now = 1_500_000_000
+        fragments = [
+            {"begin": 100, "end": 200, "mod_time": now, "local": False},
+            {"begin": 300, "end": 400, "mod_time": 0, "local": True},
+            {"begin": 500, "end": 600, "mod_time": now, "local": False},
+        ]
+        index = index_of(fragments, directory, now)
+        index.skipped_to = 300
+        result = await index.query(pb.ReadRequest(offset=210))
+        assert (result.status, result.offset) == (pb.OK, 300)
+        result = await index.query(pb.ReadRequest(offset=410))
+        assert (result.status, result.offset) == (pb.OFFSET_NOT_YET_AVAILABLE, 410)
+
+    asyncio.run(scenario())
+
+
 def test_local_files_are_released_when_a_listing_covers_their_bytes(directory):
     async def scenario():
         index, one, two = Index(), a_file(directory), a_file(directory)

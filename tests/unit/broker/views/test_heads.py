@@ -23,7 +23,7 @@ from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol.authorization import Capability, Claims
-from gazette_sdk.protocol.labels import parse_selector
+from gazette_sdk.protocol.labels import label_set, parse_selector
 from gazette_sdk.server.authorization import Call
 from gazette_sdk.transport.loop import run
 from gazette_sdk.transport.member_calls import MemberAnswer
@@ -155,7 +155,9 @@ def replica(*, is_listed=True, head_is_known=False, is_primary=True, fragments=(
         is_primary=is_primary,
         is_synchronized=False,
         head_is_known=head_is_known,
-        spool=SimpleNamespace(peek=lambda: SimpleNamespace(first_append_s=90.0)),
+        spool=SimpleNamespace(
+            peek=lambda: SimpleNamespace(first_append_s=90.0, registers=label_set(owner="ada"))
+        ),
     )
 
 
@@ -174,6 +176,7 @@ def test_a_replica_shows_what_is_in_no_store_and_since_when():
     head = local_heads(served).head(JOURNAL)
     assert (head.head, head.begin, head.size, head.unstored) == (7, 0, 7, 7)
     assert head.oldest_unstored_s == 10.0
+    assert head.registers == label_set(owner="ada")
     assert not head.HasField("rate")
     [of_replica] = head.replicas
     assert (of_replica.member.suffix, of_replica.head, of_replica.synced) == ("first", 7, True)

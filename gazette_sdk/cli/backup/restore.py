@@ -1,0 +1,599 @@
+"""Restore of a cluster into an Etcd that has lost it.
+
+What must not happen is that an offset is given twice. Three things prevent it:
+
+- **Brokers come first.** Each starts over its spool directory, finds that this is another Etcd than
+  before, and withholds what it has (`broker.recovery.withheld`). It claims the journals of which it
+  has the last bytes. A journal that is created after that waits for those who claim it.
+- **A floor.** The spec of each journal is written with ``suspend.offset``: no append begins before
+  it. It is the greatest of the saved head, the saved offset and the end of what stores have.
+- **A skip.** No one may be left who has the last bytes of a journal that was appended to after the
+  backup. So where no broker claims a journal, its floor is :data:`SKIP_BYTES` after that.
+
+Positions of readers and shards have the create revision of each journal. Another Etcd gives another
+one, so that a label of the spec has the first one (:data:`~gazette_sdk.protocol.labels.CONTINUES`).
+
+Journals come before shards, with recovery logs first. Hints of a shard are written in the
+transaction that creates it, and no process of an application may run until the end: it would create
+shards without hints. A key of Etcd beside the cluster's own names the backup until all is done, so
+that a restore that was interrupted is continued, and no other one is begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Final
+
+import orjson
+
+from gazette_sdk.cli.backup.archive import Backup, SavedJournal, SavedMember, SavedShard, spec_of
+from gazette_sdk.cli.backup.capture import Keys, Stored, list_content, read_keys
+from gazette_sdk.cli.formats import Progress
+from gazette_sdk.cli.program import CommandFailedError
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import Compare, Delete, Put, prefix_end
+from gazette_sdk.cluster.items import item_key
+from gazette_sdk.errors import (
+    CallError,
+    GazetteError,
+    IndexHasGreaterOffsetError,
+    StatusError,
+    WrongAppendOffsetError,
+)
+from gazette_sdk.fragment.registry import StoreRegistry
+from gazette_sdk.journals.changes import reset_head, stored_end
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.authorization import Authorizer
+from gazette_sdk.protocol.journal_spec import desired_replication, is_suspended, may_write
+from gazette_sdk.protocol.labels import CONTINUES, SKIPPED_TO, set_value, skipped_to
+from gazette_sdk.retries import pause
+from gazette_sdk.shard.consumer.client import ShardClient
+from gazette_sdk.transport.append.append import append
+from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.connect import connect
+from gazette_sdk.transport.listing import list_journals
+from gazette_sdk.transport.loop import for_each
+from gazette_sdk.transport.wire import Tls
+
+SKIP_BYTES: Final = 1 << 40
+"""Distance from the known end of a journal to its floor where no broker has its last bytes: more
+than a journal takes between two backups. Readers pass over the gap."""
+
+TXN_KEYS: Final = 100
+"""Keys of one transaction. Etcd takes 128 operations unless configured otherwise."""
+
+ANSWER_TIMEOUT_S: Final = 3.0
+"""Longest time of a call to find out whether a process is there."""
+
+READY_TIMEOUT_S: Final = 90.0
+"""Longest time until all journals take appends. The others are named."""
+
+PATIENCE_S: Final = 1.0
+"""Longest time of attempts of one append before its reason is noted."""
+
+CALLS_MAX: Final = 32
+NAMED_MAX: Final = 5
+
+ALL: Final = "all"
+"""Stands for all brokers of a backup."""
+
+
+class RestoreRefusedError(CommandFailedError):
+    """A restore is refused, because it could do harm."""
+
+
+class State(StrEnum):
+    """State of a journal or a shard in a restore."""
+
+    CREATE = "create"
+    """It is not there yet."""
+    EXISTS = "exists"
+    """An interrupted restore created it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalRow:
+    """Journal of a restore.
+
+    Attributes:
+        name: its name.
+        state: whether it is created.
+        saved_head: its head at the backup; None if it was not known.
+        stored_end: offset after its stored content.
+        floor: offset before which no append begins.
+        claimed_by: brokers that have its last bytes, as ZONE/ID.
+        level: level of its suspension.
+        skips: True if its floor is far after what is known.
+        guessed: fields of its spec that are guessed.
+        spec_bytes: the spec to write.
+    """
+
+    name: str
+    state: State
+    saved_head: int | None
+    stored_end: int
+    floor: int
+    claimed_by: Sequence[str]
+    level: str
+    skips: bool
+    guessed: Sequence[str]
+    spec_bytes: bytes = field(repr=False)
+
+    @property
+    def notes(self) -> str:
+        """Return what is special about it, in words."""
+        notes = []
+        if self.skips:
+            notes.append("no broker has its last bytes: offsets are skipped")
+        if self.level != "NONE":
+            notes.append(f"suspended ({self.level.lower()})")
+        if self.guessed:
+            notes.append(f"guessed: {', '.join(self.guessed)}")
+        return "; ".join(notes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRow:
+    """Shard of a restore.
+
+    Attributes:
+        application: prefix of its application.
+        id: its id.
+        state: whether it is created.
+        hints: number of its hints.
+        log: its recovery log; empty without one.
+        shard: what is written.
+    """
+
+    application: str
+    id: str
+    state: State
+    hints: int
+    log: str
+    shard: SavedShard = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Plan of a restore.
+
+    Attributes:
+        journals: recovery logs first.
+        shards: by application and id.
+        continues: True if an interrupted restore of the same backup is continued.
+        endpoints: of the brokers that serve.
+    """
+
+    journals: Sequence[JournalRow]
+    shards: Sequence[ShardRow]
+    continues: bool
+    endpoints: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Outcome of a restore.
+
+    Attributes:
+        heads: heads of the journals that take appends, by name.
+        waiting: journals that do not take appends yet, with the reason.
+        registers_lost: journals that had registers, and have none.
+    """
+
+    heads: Mapping[str, int]
+    waiting: Mapping[str, str]
+    registers_lost: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restore:
+    """Restore of a backup.
+
+    Args:
+        etcd: client of the new Etcd.
+        prefix: of the cluster in it.
+        consumers: prefix below which applications have their keys.
+        backup: what is restored.
+        lost: brokers whose spool directories are lost, as ZONE/ID, or :data:`ALL`.
+        skip_bytes: see :data:`SKIP_BYTES`.
+        authorizer: signs calls; None for none.
+        tls: certificates.
+        progress: shows the steps.
+    """
+
+    etcd: Etcd
+    prefix: str
+    consumers: str
+    backup: Backup
+    lost: Collection[str] = ()
+    skip_bytes: int = SKIP_BYTES
+    authorizer: Authorizer | None = field(default=None, repr=False)
+    tls: Tls = field(default_factory=Tls)
+    progress: Progress = field(default_factory=Progress)
+
+    @property
+    def marker(self) -> bytes:
+        """Key that names the backup until the restore is done."""
+        return f"/gazette_sdk/restore{self.prefix.rstrip('/')}".encode()
+
+    # ------------------------------------------------------------ plan
+
+    async def plan(self, stores: StoreRegistry) -> Plan:
+        """Return what is to be done. Nothing is written.
+
+        Raises:
+            RestoreRefusedError: the restore could do harm.
+            GazetteError: Etcd did not answer.
+        """
+        keys = await read_keys(self.etcd, self.prefix, self.consumers)
+        continues = await self._continues()
+        self._check_empty(keys, continues=continues)
+        await self._check_brokers(keys)
+        await self._check_former(keys)
+        claims = await self._claims()
+        stored = await list_content(self.backup.journals, stores, self.progress)
+        failed = [each for each in stored.values() if each.error]
+        if failed:
+            raise RestoreRefusedError(
+                f"the stores of {_named(each.journal for each in failed)} cannot be listed, so that"
+                f" it is not known where their content ends: {failed[0].error}"
+            )
+        logs = {each.log for each in self.backup.shards}
+        journals = [
+            self._journal(each, stored[each.name], claims.get(each.name, ()), keys)
+            for each in sorted(self.backup.journals, key=lambda each: each.name not in logs)
+        ]
+        present = {(application, name) for application, name, _ in keys.shards}
+        shards = [
+            ShardRow(
+                application=each.application,
+                id=each.id,
+                state=State.EXISTS if (each.application, each.id) in present else State.CREATE,
+                hints=len(each.hints),
+                log=each.log,
+                shard=each,
+            )
+            for each in self.backup.shards
+        ]
+        return Plan(
+            journals=journals,
+            shards=shards,
+            continues=continues,
+            endpoints=[each.endpoint for each in keys.brokers],
+        )
+
+    async def _continues(self) -> bool:
+        entries = (await self.etcd.range(self.marker)).entries
+        if not entries:
+            return False
+        found = orjson.loads(entries[0].value)
+        if found["backup"] != self.backup.id:
+            raise RestoreRefusedError(
+                "a restore of another backup was begun here, and not ended: continue that one"
+                f" ({found['backup'][:12]}), or delete all keys of this Etcd and begin again"
+            )
+        return True
+
+    def _check_empty(self, keys: Keys, *, continues: bool) -> None:
+        """Refuse a restore over a cluster, or beside processes that would disturb it."""
+        applications = {each.application for each in self.backup.shards}
+        shards = [name for root, name, _ in keys.shards if root in applications]
+        if not continues and (keys.journals or shards):
+            what = f"{len(keys.journals)} journals and {len(shards)} shards"
+            raise RestoreRefusedError(
+                f"Etcd is not empty: below {self.prefix} and the prefixes of applications it has"
+                f" {what}; a cluster is restored into an Etcd that has none"
+            )
+        if keys.consumers:
+            raise RestoreRefusedError(
+                f"processes of applications run: {_named(each.id for each in keys.consumers)};"
+                " stop them until the restore is done, since they create shards without hints"
+            )
+
+    async def _check_brokers(self, keys: Keys) -> None:
+        """Refuse unless the brokers of the backup are there, and all of Etcd's serve."""
+        self.progress.begin("Members", len(self.backup.members) + len(keys.brokers))
+        if not keys.brokers:
+            raise RestoreRefusedError(
+                f"no broker is announced below {self.prefix}: start all brokers over their spool"
+                " directories first, so that they claim the journals of which they have the last"
+                " bytes"
+            )
+        present = {each.id for each in keys.brokers}
+        known = {each.id for each in self.backup.brokers}
+        unknown = set(self.lost) - known - {ALL}
+        if unknown:
+            raise RestoreRefusedError(
+                f"--lost: the backup has no broker {_named(sorted(unknown))}; it has"
+                f" {_named(sorted(known))}"
+            )
+        absent = known - present - (known if ALL in self.lost else set(self.lost))
+        if absent:
+            raise RestoreRefusedError(
+                f"brokers of the backup are absent: {_named(sorted(absent))}; start each over its"
+                " spool directory, which may have acknowledged bytes that are in no store. If such"
+                " a directory is lost, give --lost ZONE/ID"
+            )
+
+        ours = f"{keys.cluster_id:x}"
+        served = await for_each(keys.brokers, self._cluster_of, CALLS_MAX)
+        for member, cluster in zip(keys.brokers, served, strict=True):
+            if not cluster:
+                raise RestoreRefusedError(
+                    f"broker {member.id} is announced, and does not answer at {member.endpoint}:"
+                    " wait until it serves"
+                )
+            if cluster != ours:
+                raise RestoreRefusedError(
+                    f"a broker of another Etcd cluster answers at {member.endpoint}: stop it, or"
+                    " correct the address of Etcd"
+                )
+
+    async def _check_former(self, keys: Keys) -> None:
+        """Refuse if a member of the old cluster answers."""
+        endpoints = {each.endpoint for each in keys.brokers}
+        former = [each for each in self.backup.brokers if each.endpoint not in endpoints]
+        answers = await for_each(former, self._cluster_of, CALLS_MAX)
+        for member, cluster in zip(former, answers, strict=True):
+            if cluster:
+                raise RestoreRefusedError(
+                    f"broker {member.id} of the old cluster answers at {member.endpoint}: two"
+                    " clusters over the same stores would give offsets twice; stop it"
+                )
+        for each in await for_each(self.backup.consumers, self._answers, CALLS_MAX):
+            if each:
+                raise RestoreRefusedError(
+                    f"a process of {each.prefix} answers at {each.endpoint}: stop it until the"
+                    " restore is done"
+                )
+
+    async def _cluster_of(self, member: SavedMember) -> str:
+        """Return the id of the Etcd cluster of a broker; empty if no broker answers.
+
+        A refusal of the call is an answer, too: of an unknown cluster.
+        """
+        try:
+            async with (
+                asyncio.timeout(ANSWER_TIMEOUT_S),
+                self._transport(member.endpoint) as transport,
+            ):
+                selector = pb.LabelSelector(include=pb.LabelSet(labels=[_NO_JOURNAL]))
+                listing = await list_journals(transport, selector)
+        except (TimeoutError, OSError):
+            return ""
+        except CallError as error:
+            return "" if error.code == "UNAVAILABLE" else f"refused: {error}"
+        return f"{listing.header.etcd.cluster_id:x}"
+
+    async def _answers(self, member: SavedMember) -> SavedMember | None:
+        """Return a process of an application if it answers."""
+        client = ShardClient(
+            member.endpoint,
+            authorizer=self.authorizer,
+            tls=self.tls,
+            connect_timeout_s=ANSWER_TIMEOUT_S / 2,
+        )
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S), aclosing(client):
+                await client.list()
+        except TimeoutError:
+            return None
+        except GazetteError as error:
+            return None if getattr(error, "code", "UNAVAILABLE") == "UNAVAILABLE" else member
+        return member
+
+    def _transport(self, endpoint: str) -> Transport:
+        return connect(
+            endpoint,
+            authorizer=self.authorizer,
+            tls=self.tls,
+            cache_size=0,
+            connect_timeout_s=ANSWER_TIMEOUT_S / 2,
+        )
+
+    async def _claims(self) -> Mapping[str, Sequence[str]]:
+        """Return the brokers with the last bytes of journals that Etcd does not have, by journal.
+
+        Records of journals that an interrupted restore created count, too: a broker wrote them.
+        """
+        root = f"/gazette_sdk/routes{self.prefix.rstrip('/')}/".encode()
+        found: dict[str, Sequence[str]] = {}
+        for kv in (await self.etcd.range(root, prefix_end(root))).entries:
+            journal = kv.key[len(root) :].decode().rpartition("#")[0]
+            members = pb.Header.FromString(kv.value).route.members
+            found[journal] = [f"{each.zone}/{each.suffix}" for each in members]
+        return found
+
+    def _journal(
+        self, journal: SavedJournal, stored: Stored, claimed_by: Sequence[str], keys: Keys
+    ) -> JournalRow:
+        spec = pb.JournalSpec.FromString(journal.spec_bytes)
+        saved = max(journal.head or 0, spec.suspend.offset)
+        known = max(saved, stored.end)
+        skips = not claimed_by and self._may_have_lost(spec, known)
+        floor = known + self.skip_bytes if skips else known
+        if floor != spec.suspend.offset:  # it was resumed after the backup, or may have been
+            spec.suspend.level = pb.JournalSpec.Suspend.NONE
+            spec.suspend.offset = floor
+        if journal.create_revision:
+            set_value(spec.labels, CONTINUES, str(journal.create_revision))
+        if skips and self.skip_bytes:
+            set_value(spec.labels, SKIPPED_TO, str(floor))
+        present = keys.journals.get(journal.name)
+        if present is not None:
+            spec = pb.JournalSpec.FromString(present.value)
+        return JournalRow(
+            name=journal.name,
+            state=State.CREATE if present is None else State.EXISTS,
+            saved_head=journal.head,
+            stored_end=stored.end,
+            floor=spec.suspend.offset,
+            claimed_by=claimed_by,
+            level=pb.JournalSpec.Suspend.Level.Name(spec.suspend.level),
+            skips=bool(skipped_to(spec.labels)),
+            guessed=journal.guessed,
+            spec_bytes=spec_of(spec) if present is None else present.value,
+        )
+
+    def _may_have_lost(self, spec: pb.JournalSpec, known: int) -> bool:
+        """Return True if brokers that are lost may have had bytes that no one claims.
+
+        Brokers that are there would claim a journal that they held when it was appended to. One
+        that was empty, or suspended, was appended to after the backup only if it is claimed, or
+        lost with a disk.
+        """
+        brokers = len(self.backup.brokers)
+        lost = brokers if ALL in self.lost else len(set(self.lost))
+        if self.backup.source != "etcd":  # it is not known which brokers there were
+            return known > 0
+        if lost >= max(1, desired_replication(spec)):
+            return True
+        return bool(known) and not is_suspended(spec)
+
+    # ------------------------------------------------------------ work
+
+    async def run(self, plan: Plan) -> Outcome:
+        """Write what is missing, and let the journals begin.
+
+        Raises:
+            RestoreRefusedError: somebody else writes to this Etcd.
+            GazetteError: Etcd failed. The restore can be continued.
+        """
+        if not plan.continues:
+            begun = {"backup": self.backup.id, "created": self.backup.created_s}
+            put = Put(self.marker, orjson.dumps(begun | {"begun": time.time()}))
+            result = await self.etcd.txn([Compare.create_revision(self.marker, 0)], [put])
+            if not result.succeeded:
+                raise RestoreRefusedError(
+                    "another restore was begun just now: wait for its end, or run this one again"
+                    " to continue it"
+                )
+        await self._write_journals(plan)
+        await self._write_shards(plan)
+        outcome = await self._begin(plan)
+        if not outcome.waiting:
+            await self.etcd.txn([], [Delete(self.marker)])
+        return outcome
+
+    async def _write_journals(self, plan: Plan) -> None:
+        """Write journals in their order: each transaction after the one before."""
+        missing = [each for each in plan.journals if each.state is State.CREATE]
+        self.progress.begin("Journals", len(missing))
+        for at in range(0, len(missing), TXN_KEYS):
+            some = missing[at : at + TXN_KEYS]
+            keys = [item_key(self.prefix, each.name) for each in some]
+            result = await self.etcd.txn(
+                [Compare.create_revision(key, 0) for key in keys],
+                [Put(key, each.spec_bytes) for key, each in zip(keys, some, strict=True)],
+            )
+            if not result.succeeded:
+                raise RestoreRefusedError(
+                    f"one of the journals {_named(each.name for each in some)} was created by"
+                    " somebody else meanwhile: stop programs that create journals, and run this"
+                    " again"
+                )
+            self.progress.advance(at + len(some))
+
+    async def _write_shards(self, plan: Plan) -> None:
+        missing = [each for each in plan.shards if each.state is State.CREATE]
+        self.progress.begin("Shards", len(missing))
+        done = 0
+
+        async def write(row: ShardRow) -> None:
+            nonlocal done
+            key = item_key(row.application, row.id)
+            values = [Put(name.encode(), value) for name, value in row.shard.hints.items()]
+            result = await self.etcd.txn(
+                [Compare.create_revision(key, 0)], [*values, Put(key, row.shard.spec_bytes)]
+            )
+            if not result.succeeded:
+                raise RestoreRefusedError(
+                    f"the shard {row.id} of {row.application} was created meanwhile by somebody"
+                    " else, without its hints: stop the processes of the application, delete the"
+                    " shard, and run this again"
+                )
+            done += 1
+            self.progress.advance(done)
+
+        await for_each(missing, write, CALLS_MAX)
+
+    async def _begin(self, plan: Plan) -> Outcome:
+        """Let each journal begin at its floor or after it, by an append without content."""
+        saved = {each.name: each for each in self.backup.journals}
+        rows = [each for each in plan.journals if each.level == "NONE" and _takes_appends(each)]
+        self.progress.begin("Heads of journals", len(rows))
+        heads: dict[str, int] = {}
+        waiting: dict[str, str] = {each.name: "it is not served yet" for each in rows}
+        lost: list[str] = []
+        done = 0
+
+        async def begin(row: JournalRow, transport: Transport) -> None:
+            nonlocal done
+            attempt = 0
+            while row.name in waiting:
+                try:
+                    request = pb.AppendRequest(
+                        journal=row.name, suspend=pb.AppendRequest.SUSPEND_NO_RESUME
+                    )
+                    response = await append(transport, request, [], patience_s=PATIENCE_S)
+                except IndexHasGreaterOffsetError as error:
+                    waiting[row.name] = str(error)
+                    if not row.claimed_by:  # no broker has bytes that are in no store
+                        await _reset(transport, row.name)
+                except (CallError, StatusError, TimeoutError) as error:
+                    waiting[row.name] = str(error)
+                else:
+                    if response.commit.end < row.floor:
+                        raise RestoreRefusedError(
+                            f"{row.name} begins at {response.commit.end}, before {row.floor}: its"
+                            " broker does not know `suspend.offset`; run brokers of this SDK"
+                        )
+                    heads[row.name] = response.commit.end
+                    if saved[row.name].registers and not response.registers.labels:
+                        lost.append(row.name)
+                    del waiting[row.name]
+                    done += 1
+                    self.progress.advance(done)
+                    return
+                await pause(attempt)
+                attempt += 1
+
+        async with self._transport(plan.endpoints[0]) as transport:
+            try:
+                async with asyncio.timeout(READY_TIMEOUT_S):
+                    await for_each(rows, lambda row: begin(row, transport), CALLS_MAX)
+            except TimeoutError:
+                pass  # the others are named
+        return Outcome(heads=heads, waiting=dict(waiting), registers_lost=sorted(lost))
+
+
+async def _reset(transport: Transport, journal: str) -> None:
+    try:
+        await reset_head(transport, journal, await stored_end(transport, journal))
+    except (WrongAppendOffsetError, CallError, StatusError):
+        return  # others have reset it, or the next attempt does
+
+
+_NO_JOURNAL = pb.Label(name="name", value="no/journal/has/this/name")
+"""Selects no journal: only the header of the answer is of interest."""
+
+
+def _takes_appends(row: JournalRow) -> bool:
+    return may_write(pb.JournalSpec.FromString(row.spec_bytes))
+
+
+def _named(names: Iterable[str]) -> str:
+    """Return the first of some names."""
+    known = list(names)
+    more = f" and {len(known) - NAMED_MAX} more" if len(known) > NAMED_MAX else ""
+    return ", ".join(known[:NAMED_MAX]) + more
+
+
+def with_identity(backup: Backup, identity: str) -> Backup:
+    """Return a backup that was gathered, with an identity."""
+    return replace(backup, id=identity)
