@@ -29,6 +29,7 @@ from gazette_sdk.broker.fragments.persister import Persister
 from gazette_sdk.broker.fragments.refresh import Retention, UnstoredCopies, refresh_index
 from gazette_sdk.broker.listing import Listing
 from gazette_sdk.broker.metrics import CarriedBytes
+from gazette_sdk.broker.mirror import SpecMirror
 from gazette_sdk.broker.read import ReadServer
 from gazette_sdk.broker.recovery.custody import TASKS as CUSTODY_TASKS
 from gazette_sdk.broker.recovery.custody import Custody
@@ -99,6 +100,7 @@ class BrokerConfig:
         allow_stores: URLs of fragment stores that callers whose token has a selector may give to
             their journals; other callers may use any.
         auto_suspend: suspend idle journals.
+        mirror_specs: write specs and hints into fragment stores; see `mirror`.
         prune: remove stored fragments that are older than their journal's retention; ``dry-run``
             only logs them.
         peer_tls: certificates toward peers.
@@ -126,6 +128,7 @@ class BrokerConfig:
     auth_keys: str = ""
     allow_stores: tuple[str, ...] = ()
     auto_suspend: bool = False
+    mirror_specs: bool = False
     prune: Literal["true", "false", "dry-run"] = "true"
     peer_tls: Tls | None = None
     consumers_prefix: str = CONSUMERS_PREFIX
@@ -302,6 +305,11 @@ class Broker:
         custody.run()
         run("failover", self._failover.run())
         run("sweeper", self._sweep(self._stores))
+        if config.mirror_specs:
+            mirror = SpecMirror(
+                etcd, self.keyspace, self._stores, self._id, config.consumers_prefix
+            )
+            run("mirror of specs", mirror.run())
 
     async def _offer(self, takes_journals: bool) -> None:  # noqa: FBT001 - the interface of fail-over
         """Announce whether this broker takes journals.
@@ -536,6 +544,7 @@ class Broker:
             "leaving alone",
             *CUSTODY_TASKS,
             "sweeper",
+            "mirror of specs",
         )
         if self._is_composed:
             await self._failover.end_changes()

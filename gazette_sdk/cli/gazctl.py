@@ -258,6 +258,11 @@ _RESTORE = Command(
         "spool directories are gone; if a broker of the old cluster answers; if a process of an "
         "application runs; and if Etcd has journals or shards, unless they are of the same restore "
         "that was interrupted. That one is continued.\n\n"
+        "--from-stores is for those who have no backup. It takes specs, hints and members from the "
+        "mirrors that brokers with --broker.mirror-specs write below .gazette/ of their stores. "
+        "Without mirrors it makes journals of the fragments that it finds: names, heads and codecs "
+        "are theirs, and replication, content type and the rest are guessed, and marked in the "
+        "table. Correct those with `gazctl journals edit`.\n\n"
         "It writes to Etcd directly. With keys it needs those, or a token that may do all."
     ),
     examples=(
@@ -268,6 +273,10 @@ _RESTORE = Command(
         (
             "gazctl restore cluster --from s3://ops/gazette.tar.gz --lost eu-1a/broker-3",
             "after one of the disks was lost, too",
+        ),
+        (
+            "gazctl restore cluster --from-stores s3://bucket/ --dry-run",
+            "what can be rebuilt without a backup",
         ),
     ),
 )

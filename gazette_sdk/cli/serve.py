@@ -306,6 +306,7 @@ def configuration_of(settings: BrokerSettings, etcd: EtcdSettings, endpoint: str
         auth_keys=settings.auth_keys,
         allow_stores=settings.allow_store,
         auto_suspend=settings.auto_suspend,
+        mirror_specs=settings.mirror_specs,
         prune=settings.prune,
         consumers_prefix=settings.consumers_prefix,
         applications=settings.applications,

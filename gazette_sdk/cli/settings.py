@@ -290,6 +290,19 @@ class RestoreSettings(Settings):
             in_ini=False,
         ),
     ] = ""
+    from_stores: Annotated[
+        tuple[str, ...],
+        Option(
+            "FromStores",
+            "URL of a fragment store from which specs are taken where there is no backup: from its "
+            "mirrors, or else guessed from its fragments; repeatable",
+            in_ini=False,
+        ),
+    ] = ()
+    mirror: Annotated[
+        str,
+        Option("Mirror", "Name of the mirror to use; by default the latest one", in_ini=False),
+    ] = ""
     consumers_prefix: Annotated[EtcdPrefix, _CONSUMERS] = "/gazette/consumers"
     file_root: FileRoot = ""
     lost: Annotated[

@@ -391,6 +391,14 @@ class BrokerSettings(MemberSettings):
     auto_suspend: Annotated[
         bool, Option("AutoSuspend", "Suspend journals whose fragments are all persisted")
     ] = False
+    mirror_specs: Annotated[
+        bool,
+        Option(
+            "MirrorSpecs",
+            "Write specs of journals and shards, and hints, into the fragment stores, below "
+            ".gazette/: `gazctl restore cluster --from-stores` rebuilds a cluster of them",
+        ),
+    ] = False
     prune: Annotated[
         Literal["true", "false", "dry-run"],
         Option(

@@ -8,6 +8,7 @@ In reading order:
 
 - ``archive``: Backup: what it has, and the file that holds it.
 - ``capture``: Capture of a backup, from a cluster or from its stores, and its check against them.
+- ``stores``: Backup that is gathered from fragment stores, where there is no other one.
 - ``restore``: Restore of a cluster into an empty Etcd, which continues after an interruption.
 - ``commands``: ``gazctl backup create``, ``show`` and ``verify``, and ``gazctl restore cluster``.
 """

@@ -12,15 +12,28 @@ from typing import Final, Literal, cast
 
 import orjson
 
+from gazette_sdk.broker.mirror import incarnation_key
 from gazette_sdk.cli.backup.archive import Backup, SavedJournal, read, write
 from gazette_sdk.cli.backup.capture import HeadsOf, capture, list_content, opened_stores
 from gazette_sdk.cli.backup.restore import Plan, Restore, State
+from gazette_sdk.cli.backup.stores import gather
 from gazette_sdk.cli.client import BROKER_CLIENT, call_cluster, open_broker, open_etcd
-from gazette_sdk.cli.formats import NONE, iec_bytes, open_progress, write_table
+from gazette_sdk.cli.formats import NONE, Progress, iec_bytes, open_progress, write_table
 from gazette_sdk.cli.program import CommandFailedError, Invocation
-from gazette_sdk.cli.settings import BACKUP, BACKUP_ETCD, RESTORE, SHOW_BACKUP, VERIFY_BACKUP
+from gazette_sdk.cli.settings import (
+    BACKUP,
+    BACKUP_ETCD,
+    RESTORE,
+    SHOW_BACKUP,
+    VERIFY_BACKUP,
+    RestoreSettings,
+)
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import prefix_end
+from gazette_sdk.cluster.items import members_prefix
 from gazette_sdk.cluster.membership import etcd_of_dev
 from gazette_sdk.errors import CallError, ConfigurationError, GazetteError
+from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol.rules import HEADS_RPC, MEMBERS_RPC
 from gazette_sdk.server.settings import EtcdSettings
@@ -281,9 +294,10 @@ async def run_restore(invocation: Invocation) -> None:
         GazetteError: Etcd or a store failed.
     """
     settings = invocation.settings(RESTORE)
-    if not settings.backup:
-        raise ConfigurationError("nothing to restore from: give --from BACKUP")
-    backup = await asyncio.to_thread(read, settings.backup)
+    if bool(settings.backup) == bool(settings.from_stores):
+        raise ConfigurationError(
+            "a restore needs one source: give --from BACKUP, or --from-stores URL"
+        )
     etcd_settings = await _etcd_of(invocation)
     broker = invocation.settings(BROKER_CLIENT)
     with ExitStack() as shown:
@@ -292,6 +306,10 @@ async def run_restore(invocation: Invocation) -> None:
             open_etcd(etcd_settings, DIAL_TIMEOUT_S) as etcd,
             opened_stores(file_root_of(settings.file_root)) as stores,
         ):
+            if settings.backup:
+                backup = await asyncio.to_thread(read, settings.backup)
+            else:
+                backup = await _gathered(settings, etcd, etcd_settings.prefix, stores, progress)
             restore = Restore(
                 etcd=etcd,
                 prefix=etcd_settings.prefix,
@@ -325,6 +343,23 @@ async def run_restore(invocation: Invocation) -> None:
             " written: run the command again to look at them again"
         )
     sys.stderr.write("The cluster is restored. Start its consumers.\n")
+
+
+async def _gathered(
+    settings: RestoreSettings, etcd: Etcd, prefix: str, stores: StoreRegistry, progress: Progress
+) -> Backup:
+    """Return a backup of what stores have."""
+    present = (await etcd.range(incarnation_key(prefix))).entries
+    members = members_prefix(prefix)
+    return await gather(
+        settings.from_stores,
+        stores,
+        prefix=prefix,
+        brokers=(await etcd.range(members, prefix_end(members))).count,
+        progress=progress,
+        incarnation=settings.mirror,
+        without=present[0].value.decode() if present else "",
+    )
 
 
 def _show_plan(plan: Plan, heads: Mapping[str, int], form: Literal["table", "json"]) -> None:

@@ -25,7 +25,7 @@ import asyncio
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -449,7 +449,7 @@ class Restore:
         """
         brokers = len(self.backup.brokers)
         lost = brokers if ALL in self.lost else len(set(self.lost))
-        if self.backup.source != "etcd":  # it is not known which brokers there were
+        if not brokers:  # it is not known which there were
             return known > 0
         if lost >= max(1, desired_replication(spec)):
             return True
@@ -592,8 +592,3 @@ def _named(names: Iterable[str]) -> str:
     known = list(names)
     more = f" and {len(known) - NAMED_MAX} more" if len(known) > NAMED_MAX else ""
     return ", ".join(known[:NAMED_MAX]) + more
-
-
-def with_identity(backup: Backup, identity: str) -> Backup:
-    """Return a backup that was gathered, with an identity."""
-    return replace(backup, id=identity)

@@ -76,6 +76,10 @@ def wipe(cluster):
     """Kill all brokers, and begin with an empty Etcd."""
     for broker in cluster.brokers:
         broker.kill()
+    kill_etcd(cluster)
+
+
+def kill_etcd(cluster):
     cluster.kill_etcd(0)
     for member in list((cluster.data / "etcd").rglob("member")):
         shutil.rmtree(member)
@@ -261,6 +265,100 @@ def test_a_backup_names_content_that_no_store_has(gazette_cluster, tools):
     path = gazctl.directory / "memory.tar.gz"
     path.write_bytes(path.read_bytes()[:-40])
     assert "not a whole backup" in gazctl("backup", "show", "memory.tar.gz").stderr
+
+
+MIRRORED = """
+name: kept/
+replication: 2
+fragment: {length: 1048576, compression_codec: GZIP, stores: ["file:///"], refresh_interval: 1s}
+children:
+  - name: kept/spooled
+    labels: [{name: content-type, value: application/x-ndjson}]
+  - name: kept/suspended
+    labels: [{name: content-type, value: application/x-ndjson}]
+    suspend: {level: FULL, offset: 9}
+  - name: kept/given-up
+"""
+
+
+def mirrors(cluster, pattern):
+    return list((cluster.fragments / ".gazette").glob(f"*/{pattern}"))
+
+
+def test_a_cluster_is_rebuilt_from_the_mirrors_in_its_stores(gazette_cluster, tools):
+    cluster = gazette_cluster(3, zones=3, arguments=["--broker.mirror-specs"])
+    cluster.apply(MIRRORED)
+    gazctl = tools(cluster)
+    gazctl.ok("journals", "create", "orders", "--partitions", "2", "--replication", "2")
+    gazctl.ok("journals", "create", "totals", "--partitions", "2", "--replication", "2")
+    write(cluster, "kept/spooled", b'{"n": 1}\n')
+    expected = {f"customer-{number}": 0 for number in range(8)}
+
+    def publish(count):
+        with Publisher(mapping=BY_CUSTOMER, transport=cluster.connect()) as publisher:
+            for number in range(count):
+                name = f"customer-{number % len(expected)}"
+                publisher.publish(Order(name, number))
+                expected[name] += number
+
+    with run_shards(totals, cluster=cluster) as running:
+        publish(50)
+        running.wait_caught_up(TIMEOUT_S)
+        until(lambda: len(mirrors(cluster, "shards/**/@shard.json")) == 2)
+        until(lambda: mirrors(cluster, "journals/kept/given-up/@spec.json"))
+        gazctl.ok("journals", "delete", "kept/given-up", "--yes")
+        until(lambda: not mirrors(cluster, "journals/kept/given-up/@spec.json"))
+        write(cluster, "kept/spooled", b'{"n": 2}\n')
+        publish(50)
+        running.wait_caught_up(TIMEOUT_S)
+        running.crash(0)
+    names = {each for each in gazctl.ok("journals", "list").text.split() if "/" in each}
+    before = {name: head(cluster, name) for name in names - {"kept/suspended"}}
+    wipe(cluster)
+    start_brokers(cluster)
+    gazctl = tools(cluster)
+    source = ("--from-stores", "file:///")
+    dry = restore(gazctl, cluster, *source, "--dry-run", file="")
+    assert dry.status == 0, dry.stderr
+    outcome = restore(gazctl, cluster, *source, file="")
+    assert outcome.status == 0, outcome.stderr
+    restored = rows(outcome)
+    assert restored.keys() == names
+    assert {name: restored[name]["head"] for name in before} == before
+    assert restored["kept/suspended"]["suspended"] == "FULL"
+    assert not any(row["guessed"] or row["skips"] for row in restored.values())
+    with run_shards(totals, cluster=cluster) as running:
+        publish(50)
+        running.wait_caught_up(TIMEOUT_S)
+        stores = [running.store(f"orders/part-{number:03d}") for number in range(2)]
+        found = {key: store[key] for store in stores for key in expected if key in store}
+    assert found == expected
+    until(lambda: len(list((cluster.fragments / ".gazette").iterdir())) == 2)
+
+
+def test_names_and_heads_are_found_without_mirrors_and_guesses_are_marked(gazette_cluster, tools):
+    cluster = gazette_cluster(2, zones=2)
+    cluster.apply(MIRRORED)
+    gazctl = tools(cluster)
+    for name, text in {"kept/spooled": b'{"n": 1}\n', "kept/given-up": b"a,b\n1,2\n"}.items():
+        write(cluster, name, text)
+        write(cluster, name, text)
+    for broker in cluster.brokers:
+        broker.drain(timeout_s=None)
+        broker.stop(20.0)
+    kill_etcd(cluster)
+    for broker in cluster.brokers:
+        cluster.start_broker(broker, empty_disk=True)
+    gazctl = tools(cluster)
+    outcome = restore(gazctl, cluster, "--from-stores", "file:///", file="")
+    assert outcome.status == 0, outcome.stderr
+    restored = rows(outcome)
+    assert "content-type application/x-ndjson" in restored["kept/spooled"]["guessed"]
+    assert "content-type text/csv" in restored["kept/given-up"]["guessed"]
+    assert all(row["skips"] for row in restored.values())
+    begin, _ = write(cluster, "kept/spooled", b'{"n": 2}\n')
+    assert begin == (1 << 40) + 18
+    assert gazctl.ok("journals", "read", "kept/spooled").stdout.count(b"\n") == 3
 
 
 @pytest.mark.serial
