@@ -21,7 +21,7 @@ from gazette_sdk.cli.formats import Progress
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import KeyValue, prefix_end
 from gazette_sdk.cluster.items import items_prefix, members_prefix, parse_assignment
-from gazette_sdk.errors import ConfigurationError, GazetteError
+from gazette_sdk.errors import ConfigurationError, GazetteError, ValidationError
 from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -29,6 +29,7 @@ from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.labels import continued_revision
 from gazette_sdk.protocol.shard_spec import hint_keys
+from gazette_sdk.shard.recovery import hints as fsm_hints
 from gazette_sdk.transport.loop import for_each
 
 if TYPE_CHECKING:
@@ -285,6 +286,39 @@ class Stored:
         return missing
 
 
+def hints_problem(shard: SavedShard, stored: Stored | None) -> str:
+    """Return why the hints of a shard do not lead to its state; empty if nothing is known.
+
+    A recovery begins at the least offset of the newest hints. Pruning removes what the hints of the
+    moment do not need, so that those of an old backup may need more than there is.
+
+    Args:
+        shard: the shard.
+        stored: what stores have of its recovery log; None if that is not known.
+    """
+    if not shard.log or stored is None or stored.error:
+        return ""
+    if stored.begin > 0 and not shard.hints:
+        return f"it has no hints, and {shard.log} begins at {stored.begin}"
+    newest = next((key for key in hint_keys(shard.spec) if key in shard.hints), "")
+    if not newest:
+        return ""
+    try:
+        hints = fsm_hints.from_bytes(shard.hints[newest])
+    except ValidationError as error:
+        return f"{newest}: {error}"
+    needed = [
+        each.first_offset
+        for node in hints.live_nodes
+        for each in node.segments
+        if (each.log or hints.log) == shard.log
+    ]
+    first = min(needed, default=stored.begin)
+    if first < stored.begin:
+        return f"its hints need {shard.log} from {first} on, and it begins at {stored.begin}"
+    return ""
+
+
 @asynccontextmanager
 async def opened_stores(file_root: Path | None) -> AsyncIterator[StoreRegistry]:
     """Open a registry of stores, and close it at the end."""
@@ -336,4 +370,4 @@ def stored_of(journal: str, fragments: Sequence[pb.Fragment], end: int) -> Store
         at = max(at, each.end)
     if end > at and cover:
         gaps.append((at, end))
-    return Stored(journal=journal, begin=cover.begin, end=end, bytes=length, gaps=gaps)
+    return Stored(journal=journal, begin=cover.begin, end=end, bytes=length, gaps=tuple(gaps))

@@ -14,7 +14,13 @@ import orjson
 
 from gazette_sdk.broker.mirror import incarnation_key
 from gazette_sdk.cli.backup.archive import Backup, SavedJournal, read, write
-from gazette_sdk.cli.backup.capture import HeadsOf, capture, list_content, opened_stores
+from gazette_sdk.cli.backup.capture import (
+    HeadsOf,
+    capture,
+    hints_problem,
+    list_content,
+    opened_stores,
+)
 from gazette_sdk.cli.backup.restore import Plan, Restore, State
 from gazette_sdk.cli.backup.stores import gather
 from gazette_sdk.cli.client import BROKER_CLIENT, call_cluster, open_broker, open_etcd
@@ -266,7 +272,22 @@ async def run_verify(invocation: Invocation) -> None:
                 for journal, content in (wrong or found)
             ),
         )
+    problems = {
+        each.id: problem
+        for each in backup.shards
+        if (problem := hints_problem(each, stored.get(each.log)))
+    }
+    for shard, problem in problems.items():
+        if settings.format == "json":
+            sys.stdout.write(orjson.dumps({"shard": shard, "problem": problem}).decode() + "\n")
+        else:
+            sys.stdout.write(f"{shard}: {problem}\n")
     sys.stdout.flush()
+    if problems:
+        raise CommandFailedError(
+            f"{len(problems)} shards cannot be recovered by this backup, since their recovery logs"
+            " were pruned after it: make another one"
+        )
     if wrong:
         missing = sum(
             end - begin for journal, content in wrong for begin, end in content.missing(journal)
@@ -384,6 +405,7 @@ def _show_plan(plan: Plan, heads: Mapping[str, int], form: Literal["table", "jso
                 "application": shard.application,
                 "state": shard.state,
                 "hints": shard.hints,
+                "problem": shard.problem,
             }
             sys.stdout.write(orjson.dumps(row).decode() + "\n")
         return
@@ -405,8 +427,11 @@ def _show_plan(plan: Plan, heads: Mapping[str, int], form: Literal["table", "jso
     if plan.shards:
         sys.stdout.write("\n")
         write_table(
-            ["Shard", "State", "Application", "Hints"],
-            ([each.id, each.state, each.application, str(each.hints)] for each in plan.shards),
+            ["Shard", "State", "Application", "Hints", "Note"],
+            (
+                [each.id, each.state, each.application, str(each.hints), each.problem or NONE]
+                for each in plan.shards
+            ),
         )
     states = [each.state for each in plan.journals] + [each.state for each in plan.shards]
     sys.stdout.write(f"\n{states.count(State.CREATE)} of {len(states)} were missing\n")

@@ -32,7 +32,7 @@ from typing import Final
 import orjson
 
 from gazette_sdk.cli.backup.archive import Backup, SavedJournal, SavedMember, SavedShard, spec_of
-from gazette_sdk.cli.backup.capture import Keys, Stored, list_content, read_keys
+from gazette_sdk.cli.backup.capture import Keys, Stored, hints_problem, list_content, read_keys
 from gazette_sdk.cli.formats import Progress
 from gazette_sdk.cli.program import CommandFailedError
 from gazette_sdk.cluster.etcd import Etcd
@@ -147,6 +147,7 @@ class ShardRow:
         state: whether it is created.
         hints: number of its hints.
         log: its recovery log; empty without one.
+        problem: why its hints do not lead to its state; empty if nothing is known.
         shard: what is written.
     """
 
@@ -155,6 +156,7 @@ class ShardRow:
     state: State
     hints: int
     log: str
+    problem: str
     shard: SavedShard = field(repr=False)
 
 
@@ -256,6 +258,7 @@ class Restore:
                 state=State.EXISTS if (each.application, each.id) in present else State.CREATE,
                 hints=len(each.hints),
                 log=each.log,
+                problem=hints_problem(each, stored.get(each.log)),
                 shard=each,
             )
             for each in self.backup.shards
