@@ -331,6 +331,11 @@ class Restore:
                     f"broker {member.id} is announced, and does not answer at {member.endpoint}:"
                     " wait until it serves"
                 )
+            if cluster.startswith(_REFUSED):
+                raise RestoreRefusedError(
+                    f"broker {member.id} does not take the call ({cluster}): give the keys of the"
+                    " brokers with --broker.auth-keys, or a token with --broker.auth-token"
+                )
             if cluster != ours:
                 raise RestoreRefusedError(
                     f"a broker of another Etcd cluster answers at {member.endpoint}: stop it, or"
@@ -370,7 +375,7 @@ class Restore:
         except (TimeoutError, OSError):
             return ""
         except CallError as error:
-            return "" if error.code == "UNAVAILABLE" else f"refused: {error}"
+            return "" if error.code == "UNAVAILABLE" else f"{_REFUSED} {error}"
         return f"{listing.header.etcd.cluster_id:x}"
 
     async def _answers(self, member: SavedMember) -> SavedMember | None:
@@ -581,6 +586,9 @@ async def _reset(transport: Transport, journal: str) -> None:
     except (WrongAppendOffsetError, CallError, StatusError):
         return  # others have reset it, or the next attempt does
 
+
+_REFUSED = "refused:"
+"""Begin of the answer of a broker that does not take a call."""
 
 _NO_JOURNAL = pb.Label(name="name", value="no/journal/has/this/name")
 """Selects no journal: only the header of the answer is of interest."""
