@@ -14,6 +14,7 @@ import yaml
 from gazette_sdk import __version__
 from support.deployments import (
     DEPLOY,
+    ROOT,
     flags_of,
     objects_of,
     script,
@@ -38,6 +39,9 @@ LEASE_S = 20
 
 PROBES = ("startup", "readiness", "liveness")
 COMMANDS = {"broker": "serve", "consumer": "run-consumer"}
+
+RULES = ("alerts.yml", "rules.yml")
+CONFIG_MAP_BYTES_MAX = 1 << 20
 
 OWN_VARIABLES = {"POD_NAME", "POD_IP", "NAMESPACE", "ZONE", "HOST_IP"}
 """Variables for arguments, which are no options."""
@@ -442,9 +446,19 @@ def test_network_policies_admit_brokers_consumers_and_named_clients_only(objects
         assert not any(selects(selector, {"gazette-client": "true"}) for selector in admitted)
 
 
+def test_rules_and_dashboards_are_those_of_this_repository():
+    objects = objects_of(text_of("production"))
+    [rules] = named(objects, "PrometheusRule")
+    written = [yaml.safe_load((ROOT / "monitoring" / each).read_text()) for each in RULES]
+    assert rules["spec"]["groups"] == [group for each in written for group in each["groups"]]
+    [boards] = named(objects, "ConfigMap")
+    assert boards["metadata"]["labels"]["grafana_dashboard"] == "1"
+    files = {path.name: path.read_text() for path in (ROOT / "monitoring/dashboards").iterdir()}
+    assert boards["data"] == files
+    assert sum(map(len, files.values())) < CONFIG_MAP_BYTES_MAX
+
+
 def test_sets_cover_what_the_chart_can_do():
     kinds = {each["kind"] for name in SETS for each in objects_of(text_of(name))}
-    assert kinds >= {"Ingress", "CronJob", "Deployment", "NetworkPolicy", *FOREIGN} - {
-        "PrometheusRule"
-    }
+    assert kinds >= {"Ingress", "CronJob", "Deployment", "NetworkPolicy", *FOREIGN}
     assert DEPLOY / "kubernetes" == RENDER.TARGET
