@@ -21,9 +21,9 @@ from gazette_sdk.cli.processes import options_of_members, run_members
 from gazette_sdk.cli.program import Invocation
 from gazette_sdk.cli.settings import BROKER_PROCESSES
 from gazette_sdk.cluster.etcd_server import safety_warning
+from gazette_sdk.cluster.membership import DEV_VARIABLE
 from gazette_sdk.console.content import ConsoleContent
 from gazette_sdk.errors import ConfigurationError, LeaseLostError
-from gazette_sdk.local_cluster.broker import DEV_VARIABLE
 from gazette_sdk.protocol.authorization import Authority, authority_for
 from gazette_sdk.server.logging import AUDIT, IDENTITY
 from gazette_sdk.server.options import Group, public_values

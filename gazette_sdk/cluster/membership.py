@@ -67,6 +67,9 @@ UPDATE_RETRY_S = 0.1
 REVOKE_TIMEOUT_S = 5.0
 """Longest time for revoking the lease when a process ends; it expires by itself later."""
 
+DEV_VARIABLE = "GAZETTE_DEV"
+"""Environment variable of brokers on one machine: they tell consumers the address of their Etcd."""
+
 DEV_TIMEOUT_S = 5.0
 """Limit of asking a broker for its Etcd."""
 

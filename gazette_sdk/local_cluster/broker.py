@@ -24,6 +24,7 @@ from pathlib import Path
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace
 from gazette_sdk.cluster.child_process import ChildProcess
 from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.membership import DEV_VARIABLE
 from gazette_sdk.errors import ClosedError, ConfigurationError, EtcdError, GazetteError
 from gazette_sdk.transport import loop as sdk_loop
 
@@ -86,9 +87,6 @@ async def current_revision(endpoint: Callable[[], str]) -> int:
             _log.debug("Etcd is tried again: %s", error)
             await asyncio.sleep(RETRY_PAUSE_S)
 
-
-DEV_VARIABLE = "GAZETTE_DEV"
-"""Environment variable of brokers on one machine: they tell consumers the address of their Etcd."""
 
 START_TIMEOUT_S = 60.0
 """Limit of a start, which takes about two seconds."""

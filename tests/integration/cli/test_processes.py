@@ -354,6 +354,18 @@ def test_help_loads_neither_grpc_nor_the_web_server():
     )
 
 
+def test_a_broker_does_not_load_what_only_clients_need():
+    program = (
+        "import sys\n"
+        "import gazette_sdk.cli.serve\n"
+        "heavy = {'numpy', 'pyarrow', 'pandas', 'rich', 'yaml'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, timeout=TIMEOUT_S
+    )
+
+
 def test_errors_of_several_lines_are_told_in_one():
     assert explain(ValueError("one\n  two\n")) == "one; two"
     assert explain(ExceptionGroup("several", [ValueError("first"), ValueError("x")])) == "first"
