@@ -43,10 +43,10 @@ from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.shard_spec import recovery_log
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.consumer.client import ShardClient
-from gazette_sdk.shard.consumer.hints import load_hints
 from gazette_sdk.shard.consumer.lifecycle import shards_of, status_text, until_caught_up
 from gazette_sdk.shard.consumer.process import Consumer
 from gazette_sdk.shard.recovery import hints as fsm_hints
+from gazette_sdk.shard.recovery.hints import load_hints
 from gazette_sdk.shard.recovery.player import Playback
 from gazette_sdk.shard.transaction.consume import OnStep
 from gazette_sdk.shard.transaction.machine import CommitStep

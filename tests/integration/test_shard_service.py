@@ -30,13 +30,13 @@ from gazette_sdk.protocol.authorization import Capability, FixedToken, authority
 from gazette_sdk.protocol.labels import parse_selector
 from gazette_sdk.protocol.rules import SHARD_RPCS_BY_NAME
 from gazette_sdk.shard.consumer.client import ShardClient, apply_in_batches
-from gazette_sdk.shard.consumer.hints import load_hints, store_recorded_hints, store_recovered_hints
 from gazette_sdk.shard.consumer.shard import (
     ERROR_CHARACTERS_MAX,
     StatusReports,
     failed_status,
     local_assignment,
 )
+from gazette_sdk.shard.recovery.hints import load_hints, store_recorded_hints, store_recovered_hints
 from support.etcd import run
 from support.raw_http import exchange
 from support.shard_services import (

@@ -3,7 +3,6 @@
 In reading order:
 
 - ``client``: Client of the shard service: for ``gazctl``, for tests, and for forwarded calls.
-- ``hints``: Hints of a shard's recovery in Etcd (shard sections 3 and 5, recovery log section 7).
 - ``resolver``: Resolver: which process answers for a shard, and this process' shards (shard
   section 10).
 - ``lifecycle``: Life of a shard in one process, as a table (shard section 5).

@@ -57,12 +57,12 @@ from gazette_sdk.shard.application.generator import (
 from gazette_sdk.shard.application.sources import JoinedTopics, group_journals, selectors_of
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.endpoints import EndpointCalls, HttpEndpoints, Queries
-from gazette_sdk.shard.consumer.hints import load_hints
 from gazette_sdk.shard.consumer.pages import ShardPages
 from gazette_sdk.shard.consumer.resolver import ShardResolver
 from gazette_sdk.shard.consumer.service import ShardService, application_methods, apply_shards
 from gazette_sdk.shard.consumer.shard import LocalShard, ShardParts
 from gazette_sdk.shard.consumer.state import STATE
+from gazette_sdk.shard.recovery.hints import load_hints
 from gazette_sdk.shard.recovery.log import LogPruning, ShardHints
 from gazette_sdk.shard.transaction.consume import OnStep
 from gazette_sdk.shard.transaction.transaction import Process

@@ -61,10 +61,10 @@ from gazette_sdk.server.json_gateway import JsonUnary
 from gazette_sdk.shard.application.application import Method as EndpointMethod
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.endpoints import EndpointCalls, forwarded_claims, status_of
-from gazette_sdk.shard.consumer.hints import load_hints
 from gazette_sdk.shard.consumer.resolver import ServedShard, ShardResolver, primary_of
 from gazette_sdk.shard.consumer.state import STATE
 from gazette_sdk.shard.recovery import hints as fsm_hints
+from gazette_sdk.shard.recovery.hints import load_hints
 from gazette_sdk.transport.wire import Peer
 
 NAMES_MAX = 3

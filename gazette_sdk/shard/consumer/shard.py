@@ -53,9 +53,9 @@ from gazette_sdk.protocol.shard_spec import (
 )
 from gazette_sdk.retries import Outage, delay_s, retrying
 from gazette_sdk.shard.application.application import Application
-from gazette_sdk.shard.consumer.hints import load_hints, store_recorded_hints, store_recovered_hints
 from gazette_sdk.shard.consumer.lifecycle import Effect, Input, Lifecycle, State
 from gazette_sdk.shard.recovery import hints as fsm_hints
+from gazette_sdk.shard.recovery.hints import load_hints, store_recorded_hints, store_recovered_hints
 from gazette_sdk.shard.recovery.log import RecoveryLog
 from gazette_sdk.shard.recovery.player import Playback, Recovered
 from gazette_sdk.shard.recovery.recorder import HINTS_PAUSE_S, HintsSchedule, Recorder
