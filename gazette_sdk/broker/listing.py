@@ -24,8 +24,7 @@ from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import Compare, Get
 from gazette_sdk.cluster.items import ItemChange, apply_items
 from gazette_sdk.errors import GazetteError, UnauthenticatedError, ValidationError
-from gazette_sdk.fragment.health import StoreHealth
-from gazette_sdk.fragment.registry import StoreRegistry
+from gazette_sdk.fragment.registry import StoreHealth, StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability, Claims, admit_change
 from gazette_sdk.protocol.durations import (

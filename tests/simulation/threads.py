@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +20,7 @@ from gazette_sdk.broker import read
 from gazette_sdk.broker.append import append
 from gazette_sdk.broker.fragments import index, persister
 from gazette_sdk.broker.spool import directory, spool
-from gazette_sdk.fragment import health
+from gazette_sdk.fragment import registry
 from gazette_sdk.server import authorization
 from simulation.loop import EPOCH_S, VirtualLoop, current_node
 
@@ -92,7 +93,9 @@ def install(seed: int) -> None:
         _replace_default(function, real_time, _unix_time)
     for module in (read, persister, directory):
         module.ThreadPoolExecutor = _LoopExecutor  # type: ignore[attr-defined]
-    health.threading = types.SimpleNamespace(Thread=_LoopThread)  # type: ignore[attr-defined]
+    registry.threading = types.SimpleNamespace(  # type: ignore[attr-defined]
+        Thread=_LoopThread, Lock=threading.Lock
+    )
 
 
 def _replace_default(function: Any, old: object, new: object) -> None:

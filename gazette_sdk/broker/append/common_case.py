@@ -40,7 +40,7 @@ from gazette_sdk.broker.replication.pipeline import Pipeline
 from gazette_sdk.broker.spool.spool import Spool
 from gazette_sdk.cluster.lease import BOOT_CLOCK
 from gazette_sdk.errors import UnauthenticatedError, ValidationError
-from gazette_sdk.fragment.health import StoreHealth
+from gazette_sdk.fragment.registry import StoreHealth
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability, Claims
 from gazette_sdk.protocol.fragments import set_sum

@@ -37,8 +37,7 @@ from gazette_sdk.cluster.broker_keys import (
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import Compare, Operation, Put, TxnResult
 from gazette_sdk.errors import UnavailableError
-from gazette_sdk.fragment.health import CHECK_PENDING, StoreHealth
-from gazette_sdk.fragment.registry import StoreRegistry
+from gazette_sdk.fragment.registry import CHECK_PENDING, StoreHealth, StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.rules import complete
 from gazette_sdk.transport.base import Transport

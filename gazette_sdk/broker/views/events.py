@@ -58,7 +58,7 @@ AGAIN_S = 2.0
 FOREIGN_AGAIN_S = 60.0
 """The same of a broker that has no such call."""
 
-_QUIET_LOGGERS = ("gazette.audit", "gazette_sdk.fragment.health")
+_QUIET_LOGGERS = ("gazette.audit", "gazette_sdk.fragment.registry")
 """Loggers whose records are no events: the log of callers, and one whose events are of stores."""
 
 _INFO, _WARNING, _ERROR = clpb.INFO, clpb.WARNING, clpb.ERROR

@@ -19,7 +19,7 @@ from gazette_sdk.broker.views.members import ClusterMembers
 from gazette_sdk.broker.views.page import Line
 from gazette_sdk.cluster.allocator.state import leader_of
 from gazette_sdk.cluster.broker_keys import is_consistent
-from gazette_sdk.fragment.health import StoreHealth
+from gazette_sdk.fragment.registry import StoreHealth
 from gazette_sdk.meters import Reading, ReadMetric
 from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol.journal_spec import desired_replication, is_suspended

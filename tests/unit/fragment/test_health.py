@@ -10,8 +10,8 @@ from prometheus_client import REGISTRY
 
 from gazette_sdk.errors import StoreError
 from gazette_sdk.fragment import StoreHealth, check_delete, check_store, open_store
-from gazette_sdk.fragment import health as health_module
-from gazette_sdk.fragment.health import CHECK_PENDING, next_delay
+from gazette_sdk.fragment import registry as registry_module
+from gazette_sdk.fragment.registry import CHECK_PENDING, next_delay
 from gazette_sdk.fragment.stores import MemoryStore, StoredContent
 from gazette_sdk.protocol.names import parse_store_url
 from support.stores import put_bytes
@@ -192,8 +192,10 @@ def test_failures_are_counted_and_checked_again_soon_at_first():
 
 
 def test_somebody_who_wants_the_store_hastens_its_checks(monkeypatch):
-    monkeypatch.setattr(health_module, "next_delay", lambda failures: 100.0 if failures else 1800.0)
-    monkeypatch.setattr(health_module, "URGENT_INTERVAL_S", 0.2)
+    monkeypatch.setattr(
+        registry_module, "next_delay", lambda failures: 100.0 if failures else 1800.0
+    )
+    monkeypatch.setattr(registry_module, "URGENT_INTERVAL_S", 0.2)
 
     async def scenario():
         store = FaultyStore(get="down")
@@ -216,7 +218,7 @@ def test_somebody_who_wants_the_store_hastens_its_checks(monkeypatch):
 
 
 def test_a_check_that_hangs_counts_as_failed_and_later_ones_find_out_that_it_is_back(monkeypatch):
-    monkeypatch.setattr(health_module, "FAILING_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(registry_module, "FAILING_TIMEOUT_S", 0.2)
     hang = threading.Event()
     release = threading.Event()
     hang.set()
@@ -243,8 +245,8 @@ def test_a_check_that_hangs_counts_as_failed_and_later_ones_find_out_that_it_is_
 
 
 def test_checks_that_all_hang_do_not_pile_up(monkeypatch):
-    monkeypatch.setattr(health_module, "FAILING_TIMEOUT_S", 0.02)
-    monkeypatch.setattr(health_module, "next_delay", lambda _: 0.02)
+    monkeypatch.setattr(registry_module, "FAILING_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(registry_module, "next_delay", lambda _: 0.02)
     release = threading.Event()
     begun = []
 
@@ -296,7 +298,7 @@ def sample(status, url):
 
 
 def test_a_healthy_store_that_is_wanted_is_glanced_at_and_its_loss_is_found(monkeypatch):
-    monkeypatch.setattr(health_module, "QUICK_CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(registry_module, "QUICK_CHECK_INTERVAL_S", 0.01)
 
     async def scenario():
         store = FaultyStore()
@@ -327,8 +329,8 @@ def test_a_healthy_store_that_is_wanted_is_glanced_at_and_its_loss_is_found(monk
 
 
 def test_a_healthy_store_that_nobody_wants_is_left_alone(monkeypatch):
-    monkeypatch.setattr(health_module, "QUICK_CHECK_INTERVAL_S", 0.01)
-    monkeypatch.setattr(health_module, "URGENT_FOR_S", 0.03)
+    monkeypatch.setattr(registry_module, "QUICK_CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(registry_module, "URGENT_FOR_S", 0.03)
 
     async def scenario():
         store = FaultyStore()
@@ -352,8 +354,8 @@ def test_a_healthy_store_that_nobody_wants_is_left_alone(monkeypatch):
 
 
 def test_a_glance_that_hangs_is_followed_by_a_check_which_is_not_waited_for_long(monkeypatch):
-    monkeypatch.setattr(health_module, "QUICK_CHECK_INTERVAL_S", 0.01)
-    monkeypatch.setattr(health_module, "FAILING_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(registry_module, "QUICK_CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(registry_module, "FAILING_TIMEOUT_S", 0.05)
 
     async def scenario():
         store = FaultyStore()

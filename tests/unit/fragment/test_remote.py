@@ -15,7 +15,7 @@ from gazette_sdk.errors import (
     StoreAuthorizationError,
     StoreError,
 )
-from gazette_sdk.fragment import health, open_url
+from gazette_sdk.fragment import open_url, registry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import sum_of
 from support.vectors import cases
@@ -187,5 +187,5 @@ def test_a_redirect_is_not_followed(status):
             with pytest.raises(StoreError, match=rf"status {status} .*read through the broker"):
                 open_url(url, fragment(), 100)
             with pytest.raises(OSError, match=str(status)):
-                health._fetch_probe(url)
+                registry._fetch_probe(url)
         assert not asked

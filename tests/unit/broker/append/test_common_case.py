@@ -20,7 +20,7 @@ from gazette_sdk.broker.append.common_case import (
 )
 from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.broker.spool.files import LARGE_CHUNK_BYTES
-from gazette_sdk.fragment.health import CHECK_PENDING
+from gazette_sdk.fragment.registry import CHECK_PENDING
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import AllowAll, Authority, Claims
 from gazette_sdk.server.authorization import Call

@@ -15,8 +15,7 @@ from gazette_sdk.broker.append.preconditions import (
 from gazette_sdk.broker.fragments.index import Index
 from gazette_sdk.broker.replication.pipeline import InvalidatedError, Signal
 from gazette_sdk.fragment.content import CoverSet
-from gazette_sdk.fragment.health import CHECK_PENDING
-from gazette_sdk.fragment.registry import StoreRegistry
+from gazette_sdk.fragment.registry import CHECK_PENDING, StoreRegistry
 from support.etcd import run
 from support.vectors import cases
 
