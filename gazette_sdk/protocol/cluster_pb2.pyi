@@ -390,7 +390,7 @@ class Event(_message.Message):
     def __init__(self, id: _Optional[str] = ..., time_us: _Optional[int] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ..., text: _Optional[str] = ..., severity: _Optional[_Union[Severity, str]] = ..., member: _Optional[str] = ...) -> None: ...
 
 class ShardsPageRequest(_message.Message):
-    __slots__ = ("selector", "search", "sort", "descending", "after", "skip", "limit", "states", "local")
+    __slots__ = ("selector", "search", "sort", "descending", "after", "skip", "limit", "states", "local", "source")
     SELECTOR_FIELD_NUMBER: _ClassVar[int]
     SEARCH_FIELD_NUMBER: _ClassVar[int]
     SORT_FIELD_NUMBER: _ClassVar[int]
@@ -400,6 +400,7 @@ class ShardsPageRequest(_message.Message):
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
     LOCAL_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     selector: _broker_pb2.LabelSelector
     search: str
     sort: ShardSort
@@ -409,7 +410,8 @@ class ShardsPageRequest(_message.Message):
     limit: int
     states: _containers.RepeatedScalarFieldContainer[str]
     local: bool
-    def __init__(self, selector: _Optional[_Union[_broker_pb2.LabelSelector, _Mapping]] = ..., search: _Optional[str] = ..., sort: _Optional[_Union[ShardSort, str]] = ..., descending: _Optional[bool] = ..., after: _Optional[str] = ..., skip: _Optional[int] = ..., limit: _Optional[int] = ..., states: _Optional[_Iterable[str]] = ..., local: _Optional[bool] = ...) -> None: ...
+    source: str
+    def __init__(self, selector: _Optional[_Union[_broker_pb2.LabelSelector, _Mapping]] = ..., search: _Optional[str] = ..., sort: _Optional[_Union[ShardSort, str]] = ..., descending: _Optional[bool] = ..., after: _Optional[str] = ..., skip: _Optional[int] = ..., limit: _Optional[int] = ..., states: _Optional[_Iterable[str]] = ..., local: _Optional[bool] = ..., source: _Optional[str] = ...) -> None: ...
 
 class ShardsPageResponse(_message.Message):
     __slots__ = ("header", "application", "members", "rows", "total", "states", "next", "revision")

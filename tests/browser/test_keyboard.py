@@ -48,7 +48,7 @@ def test_tabs_are_changed_by_arrows(page):
     expect(page.get_by_role("tab", name="Fragments")).to_be_focused()
     expect(page.get_by_role("tab", name="Fragments")).to_have_attribute("aria-selected", "true")
     press(page, "ArrowLeft", "ArrowLeft")
-    expect(page.get_by_role("tab", name="Spec")).to_be_focused()
+    expect(page.get_by_role("tab", name="Readers")).to_be_focused()
 
 
 def test_every_page_has_a_key(page):

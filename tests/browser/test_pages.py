@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 import shlex
 import time
@@ -22,6 +24,7 @@ PAGES = {
     "fragments": (f"/journals/{NAME}?tab=fragments", "on brokers only"),
     "replicas": (f"/journals/{NAME}?tab=replicas", "in sync"),
     "spec": (f"/journals/{NAME}?tab=spec", "compression_codec"),
+    "readers": (f"/journals/{NAME}?tab=readers", "Read through"),
     "shards": ("/shards", "totals/part-003"),
     "shard": ("/shards/totals/totals/part-003", "KeyError"),
     "state": ("/shards/totals/totals/part-001?tab=state", "Keys and values"),
@@ -144,6 +147,49 @@ def test_events_are_filtered_and_paused(troubled, visit):
     expect(page.locator(".events li")).to_have_count(1)
     page.get_by_role("link", name="totals/part-003").click()
     expect(page.locator("h1")).to_contain_text("totals/part-003")
+
+
+def readers(page):
+    rows = page.get_by_role("region", name="Readers").locator("tbody tr")
+    expect(rows.first).to_be_visible()
+    return rows.locator("td").all_inner_texts()
+
+
+def test_readers_of_a_journal_are_the_shards_that_have_it_as_a_source(troubled, visit):
+    page = visit.open(troubled.server.endpoint, "/journals/acme/orders/part-003?tab=readers")
+    shard, application, state, primary, offset, lag, lag_bytes = readers(page)
+    assert (shard, application, primary) == ("totals/part-003", "totals", "b/totals-1")
+    assert "failed" in state
+    assert (offset, lag, lag_bytes) == ("918003", "4 min", "81.0 MB")
+    page.get_by_role("link", name="totals/part-003").click()
+    expect(page.locator("h1")).to_contain_text("totals/part-003")
+
+
+@pytest.mark.parametrize(("capability", "shown"), [(2, "not permitted"), (10, "not known")])
+def test_what_is_not_known_of_a_reader_is_no_number(stand_in, visit, capability, shown):
+    claims = base64.urlsafe_b64encode(json.dumps({"cap": capability}).encode()).decode()
+    cluster = stand_in(readable=False, token=(token := f"e30.{claims}.x"))
+    page = visit.page
+    page.goto(f"{cluster.server.endpoint}/console/#token={token}")
+    expect(page.get_by_text("What needs you")).to_be_visible()
+    page.evaluate("(name) => { location.hash = `#/journals/${name}?tab=readers`; }", NAME)
+    assert readers(page)[4:] == [shown] * 3
+
+
+def test_a_journal_without_readers_says_what_would_read_it(stand_in, visit):
+    name = sample_name(1)
+    page = visit.open(stand_in().server.endpoint, f"/journals/{name}?tab=readers")
+    expect(page.get_by_text("No shard reads this journal")).to_be_visible()
+    expect(page.locator("#panel .command").first).to_contain_text("gazette run-consumer")
+    assert serious_findings(page) == []
+
+
+def test_readers_of_an_application_that_does_not_answer_are_missed(stand_in, visit):
+    visit.expected = ("503",)
+    cluster = stand_in(refused={"/v1/at/a/totals-0/shards/page": (503, "it is starting")})
+    page = visit.open(cluster.server.endpoint, f"/journals/{NAME}?tab=readers")
+    expect(page.locator(".stale")).to_contain_text("totals is not shown")
+    expect(page.locator(".stale")).to_contain_text("it is starting")
 
 
 def test_a_consumer_shows_its_own_shards(stand_in, visit):

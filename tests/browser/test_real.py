@@ -69,7 +69,12 @@ def test_transactions_of_a_publisher_are_shown(cluster, visit):
     expect(rows.filter(has_text="ada")).to_contain_text("committed")
     expect(rows.filter(has_text="bob").first).to_contain_text("committed")
     expect(rows.filter(has_text="eve")).to_contain_text("rolled back")
-    tabs = {"Fragments": "on brokers only", "Replicas": "in sync", "Spec": "GZIP"}
+    tabs = {
+        "Fragments": "on brokers only",
+        "Replicas": "in sync",
+        "Spec": "GZIP",
+        "Readers": "No shard reads",
+    }
     for tab, text in tabs.items():
         page.get_by_role("tab", name=tab).click()
         expect(page.get_by_text(text).first).to_be_visible()
@@ -95,6 +100,12 @@ def test_shards_of_a_consumer_are_shown_by_the_broker(cluster, visit):
         page = visit.open(cluster.address, "/shards")
         page.get_by_role("link", name="totals/orders/part-000").click(timeout=40_000)
         expect(page.locator("h1")).to_contain_text("totals/orders/part-000")
+        page.get_by_role("link", name="orders/part-000", exact=True).first.click()
+        page.get_by_role("tab", name="Readers").click()
+        reader = page.get_by_role("region", name="Readers").locator("tbody tr")
+        expect(reader).to_have_count(1)
+        expect(reader.locator("td").nth(6)).to_have_text("0 B")
+        reader.get_by_role("link", name="totals/orders/part-000").click()
         page.get_by_role("tab", name="State").click()
         expect(page.get_by_role("cell", name='"ada"')).to_be_visible()
         with Publisher(mapping=BY_NAME, transport=cluster.transport) as publisher:

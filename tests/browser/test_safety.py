@@ -75,6 +75,12 @@ def test_the_policy_stops_markup_that_a_fault_would_insert(stand_in, visit):
     )
 
 
+def test_a_cluster_without_keys_asks_for_no_token(stand_in, visit):
+    page = visit.open(stand_in().server.endpoint)
+    expect(page.get_by_text("What needs you")).to_be_visible()
+    expect(page.get_by_role("button", name="Sign in")).to_have_count(0)
+
+
 def test_a_token_is_asked_for_and_kept_in_memory_alone(stand_in, visit):
     visit.expected = ("401",)
     cluster = stand_in(token=TOKEN)

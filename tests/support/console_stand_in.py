@@ -492,8 +492,13 @@ class StandIn:
             "error": "",
             "recoveryLog": f"recovery/totals/part-{number:03d}",
         }
+        if not self.world.readable:
+            for name in ("readThrough", "lagBytes", "lagS", "watermarkUs"):
+                del row[name]
+        elif state == "FAILED":
+            row |= {"lagS": 244.0, "lagBytes": "81000000"}
         if state == "FAILED":
-            row |= {"error": STACK, "lagS": 244.0, "lagBytes": "81000000"}
+            row["error"] = STACK
         if state == "BACKFILL":
             row |= {"recoveredBytes": "710000000", "recoveryBytes": "1000000000"}
             del row["primary"]
@@ -504,6 +509,8 @@ class StandIn:
         labels = body.get("selector", {}).get("include", {}).get("labels", [])
         rows = [row for row in rows if all(row["id"] == label["value"] for label in labels)]
         rows = [row for row in rows if body.get("search", "") in row["id"]]
+        if source := body.get("source"):
+            rows = [row for row in rows if source == f"acme/orders/{row['id'].split('/')[1]}"]
         states: dict[str, str] = {}
         for row in rows:
             states[row["state"]] = str(int(states.get(row["state"], "0")) + 1)

@@ -27,6 +27,7 @@ export class CallError extends Error {
 // ---------------------------------------------------------------- token
 
 let token = sessionStorage.getItem(TOKEN_KEY) || "";
+let isRefused = false;
 const watchers = new Set();
 
 /** Take a token out of the fragment, and remove it from the address and the history. */
@@ -45,7 +46,10 @@ export function setToken(text, isKept) {
   for (const watch of watchers) watch();
 }
 
-/** Number that changes with the token: a part of the keys of cached answers. */
+/** True if a token is used, or a call was refused for the lack of one. */
+export const hasKeys = () => Boolean(token) || isRefused;
+
+/** The token: a part of the keys of cached answers. */
 export function useToken() {
   const [, update] = useState(0);
   useEffect(() => {
@@ -99,6 +103,10 @@ async function request(path, options) {
     const parsed = JSON.parse(text);
     text = parsed.message || parsed.error?.message || text;
   } catch { /* a plain text */ }
+  if (response.status === 401 && !isRefused) {
+    isRefused = true;
+    for (const watch of watchers) watch();
+  }
   throw new CallError(response.status, text.trim() || response.statusText);
 }
 
@@ -268,20 +276,25 @@ export function usePolling(work, everyMs, keys) {
  * After a failure `data` is that of the last answer, and `error` says why it is old.
  */
 export function useCall(path, body, everyMs = 0) {
+  return useAnswer(path && ((signal) => call(path, body, signal)), [path, body], everyMs);
+}
+
+/** The same of any function; `keys` says what it depends on. */
+export function useAnswer(ask, keys, everyMs) {
   const used = useToken();
-  const key = JSON.stringify([path, body, used]);
+  const key = JSON.stringify([...keys, used, !ask]);
   const [state, setState] = useState({ key: "", data: undefined, error: null, time: 0 });
   const reload = usePolling(async (signal) => {
-    if (!path) return;
+    if (!ask) return;
     try {
-      const data = await call(path, body, signal);
+      const data = await ask(signal);
       if (!signal.aborted) setState({ key, data, error: null, time: Date.now() });
     } catch (error) {
       if (!signal.aborted) setState((old) => ({ ...(old.key === key ? old : { data: undefined, time: 0 }), key, error }));
     }
   }, everyMs, [key]);
   const current = state.key === key ? state : { data: undefined, error: null, time: 0 };
-  return { ...current, isLoading: Boolean(path) && current.data === undefined && !current.error, reload };
+  return { ...current, isLoading: Boolean(ask) && current.data === undefined && !current.error, reload };
 }
 
 export const PAGE_ROWS = 100;
@@ -322,6 +335,25 @@ export function usePages(path, query, everyMs) {
     setRange(`${Math.floor(firstRow / PAGE_ROWS)}-${Math.floor(Math.max(firstRow, lastRow) / PAGE_ROWS)}`);
   };
   return { ...state, isStale: state.key !== key, show, reload };
+}
+
+/**
+ * Applications, each with a process that answers for its shards. At a process of a consumer that
+ * is the process itself.
+ */
+export function useApplications() {
+  const isOwn = COMPONENT === "consumer";
+  const members = useCall(isOwn ? null : "v1/cluster/members", undefined, 5000);
+  if (isOwn) return { applications: [{ name: "", member: null }], members };
+  const applications = new Map();
+  for (const member of members.data?.members || []) {
+    if (member.component === "broker") continue;
+    const old = applications.get(member.component);
+    if (!old || (old.error && !member.error)) applications.set(member.component, { name: member.component, member: member.id, error: member.error });
+  }
+  // The console by itself may have the address of a process that the brokers do not know.
+  if (COMPONENT === "cluster" && !applications.size && (members.data || members.error)) return { applications: [{ name: "", member: null }], members };
+  return { applications: [...applications.values()], members };
 }
 
 /** Name of a member. */

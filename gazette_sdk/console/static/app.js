@@ -1,7 +1,7 @@
 // The console: its frame, its places, sign-in, themes and keys. Pages are loaded when they are opened.
 import { render } from "./vendor/preact.js";
 import { useEffect, useErrorBoundary, useLayoutEffect, useRef, useState } from "./vendor/hooks.js";
-import { COMPONENT, claimsOf, setToken, takeTokenOfAddress, useToken } from "./api.js";
+import { COMPONENT, claimsOf, hasKeys, setToken, takeTokenOfAddress, useToken } from "./api.js";
 import { Empty, Skeleton, clock, html, place, useDialog, useKeys } from "./parts.js";
 
 const PAGES = [
@@ -90,7 +90,7 @@ function SignIn() {
     field.current.value = "";
     close();
   };
-  return html`<button class=${`who${isExpired ? " expired" : ""}`} onClick=${open} title=${label}>${isExpired ? "token expired" : label}</button>
+  return html`${hasKeys() && html`<button class=${`who${isExpired ? " expired" : ""}`} onClick=${open} title=${label}>${isExpired ? "token expired" : label}</button>`}
     <dialog ref=${dialog} aria-labelledby="sign-in"><form method="dialog" onSubmit=${use}>
       <h2 id="sign-in">Sign in</h2>
       <p>The console has no rights of its own. It sends your token with each call, and the cluster decides. A cluster without keys needs none.</p>

@@ -1,11 +1,9 @@
 // Pages of the cluster as a whole: overview, brokers, stores, events.
 import { useEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
 import { memberName, stream, useCall, useStream, useToken } from "./api.js";
-import { Command, Empty, Failure, Linked, Loaded, Maybe, Meter, Search, Sparkline, State, announce, bytes, clock, count, duration, html, journalLink, rate, setQuery, severityTone, shardLink, since, to, useHistory } from "./parts.js";
+import { Command, Empty, Failure, Linked, Loaded, Maybe, Meter, Search, Sparkline, State, announce, bytes, clock, count, duration, html, journalLink, plural, rate, setQuery, severityTone, shardLink, since, to, useHistory } from "./parts.js";
 
 const REFRESH_MS = 3000;
-
-const plural = (number, word) => `${count(number)} ${Number(number) === 1 ? word : `${word}s`}`;
 
 /** Address of the page of a subject of problems and events. */
 function subjectLink(kind, subject) {

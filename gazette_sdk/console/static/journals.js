@@ -1,8 +1,7 @@
 // Pages of journals: the list, and one journal with its messages, fragments, replicas and spec.
 import { useEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
-import { CallError, call, content, first, journalUrl, mayApply, memberName, offsetsOf, pause, resolved, typesOf, useCall, usePages, useToken } from "./api.js";
-import { ACK_COMMIT, ACK_ROLLBACK, ACKNOWLEDGE, COMMITTED, CONTINUE, Cutter, DUPLICATE, OUTSIDE, PENDING, ROLLED_BACK, SEEK_BYTES, Sequencer, decode, kindOf, parseFilter, toHex, valueOf } from "./decode.js";
-import { Change, Command, Copy, Empty, Failure, Fragment, Loaded, Maybe, Path, Search, Skeleton, Stale, State, StateFilter, Tabs, VirtualTable, announce, bytes, clock, count, duration, html, journalLink, journalState, quoted, rate, setQuery, shortClock, since, useKeys, useSearch } from "./parts.js";
+import { CallError, atMember, call, claimsOf, content, first, journalUrl, mayApply, memberName, offsetsOf, pause, resolved, typesOf, useAnswer, useApplications, useCall, usePages, useToken } from "./api.js";
+import { Change, Command, Copy, Empty, Failure, Fragment, Loaded, Maybe, Path, Search, Skeleton, Stale, State, StateFilter, Tabs, VirtualTable, announce, bytes, clock, count, duration, html, journalLink, journalState, plural, quoted, rate, setQuery, shardLink, shardState, shortClock, since, to, useKeys, useSearch } from "./parts.js";
 
 const SORTS = { name: "BY_NAME", state: "BY_STATE", replication: "BY_REPLICATION", head: "BY_HEAD", rate: "BY_RATE", size: "BY_SIZE", unstored: "BY_UNSTORED" };
 const REFRESH_MS = 5000;
@@ -50,7 +49,7 @@ export function Journals({ at }) {
       : html`<${VirtualTable} label="Journals" kind="journals" columns=${LIST_COLUMNS} total=${pages.total} row=${(index) => pages.rows.get(index)} keyOf=${(row) => row.name}
           sort=${{ by, descending }} onSort=${(name) => setQuery({ sort: name === by ? (descending ? name : `-${name}`) : name === "name" ? name : `-${name}` })}
           onShow=${pages.show} onOpen=${(row) => { location.hash = journalLink(row.name); }} />`}
-    <footer class="foot"><span>${count(pages.total)} ${pages.total === 1 ? "journal" : "journals"}${q ? html` match <b>${q}</b>` : ""}</span><${Command} text=${command} /></footer>
+    <footer class="foot"><span>${plural(pages.total, "journal")}${q ? html` match <b>${q}</b>` : ""}</span><${Command} text=${command} /></footer>
   </section>`;
 }
 
@@ -131,7 +130,7 @@ function listCommand(q) {
 
 // ---------------------------------------------------------------- one journal
 
-const TABS = [["messages", "Messages"], ["fragments", "Fragments"], ["replicas", "Replicas"], ["spec", "Spec"]];
+const TABS = [["messages", "Messages"], ["fragments", "Fragments"], ["replicas", "Replicas"], ["spec", "Spec"], ["readers", "Readers"]];
 
 const named = (name) => ({ include: { labels: [{ name: "name", value: name }] } });
 
@@ -139,6 +138,10 @@ export function Journal({ at }) {
   const name = at.segments.slice(1).join("/");
   const tab = TABS.some(([each]) => each === at.query.tab) ? at.query.tab : "messages";
   const page = useCall("v1/journals/page", { selector: named(name), limit: 1 }, REFRESH_MS);
+  const [, setLoaded] = useState(null);
+  useEffect(() => {
+    if (tab === "messages" && !decoder) import("./decode.js").then((found) => setLoaded(decoder = found), (error) => setLoaded(() => { throw error; }));
+  }, [tab]);
   const found = page.data?.rows?.[0];
   if (!found) {
     return html`<section><${Title} name=${name} />${page.error ? html`<${Failure} error=${page.error} what="this journal" onRetry=${page.reload} />`
@@ -149,10 +152,11 @@ export function Journal({ at }) {
     <${Title} name=${name} row=${row} /><${Stale} error=${page.error} time=${page.time} />
     <div class="bar under"><${Tabs} label="Views of the journal" tabs=${TABS} current=${tab} onChoose=${(value) => setQuery({ tab: value === "messages" ? "" : value })} /></div>
     <div id="panel" role="tabpanel" aria-labelledby=${`tab-${tab}`} class="panel fill">
-      ${tab === "messages" ? html`<${Messages} name=${name} row=${row} query=${at.query} />`
+      ${tab === "messages" ? decoder && html`<${Messages} name=${name} row=${row} query=${at.query} />`
         : tab === "fragments" ? html`<${Fragments} name=${name} row=${row} />`
         : tab === "replicas" ? html`<${Replicas} row=${row} />`
-        : html`<${Spec} name=${name} />`}
+        : tab === "spec" ? html`<${Spec} name=${name} />`
+        : html`<${Readers} name=${name} />`}
     </div></section>`;
 }
 
@@ -172,21 +176,23 @@ function Title({ name, row }) {
 
 // ---------------------------------------------------------------- messages
 
+/** Module of decoders, which only messages need. */
+let decoder;
 const ROWS_MAX = 2000;
 const STEP_BYTES = 64 * 1024 * 1024;
 const STATES = {
-  [OUTSIDE]: ["ok", "committed"], [COMMITTED]: ["ok", "committed"], [PENDING]: ["busy", "pending"],
-  [ROLLED_BACK]: ["bad", "rolled back"], [DUPLICATE]: ["idle", "duplicate"],
-  [ACK_COMMIT]: ["ok", "acknowledges"], [ACK_ROLLBACK]: ["bad", "rolls back"],
+  outside: ["ok", "committed"], committed: ["ok", "committed"], pending: ["busy", "pending"],
+  "rolled back": ["bad", "rolled back"], duplicate: ["idle", "duplicate"],
+  acknowledges: ["ok", "acknowledges"], "rolls back": ["bad", "rolls back"],
 };
-const isCommitted = (message) => message.state === OUTSIDE || message.state === COMMITTED;
+const isCommitted = (message) => STATES[message.state][1] === "committed";
 
 /** Sign of a message's place in its transaction. */
 function bracket({ flags, clock: stamp, state, isFirst }) {
-  if (stamp === null || (flags !== CONTINUE && flags !== ACKNOWLEDGE)) return "";
-  if (flags === ACKNOWLEDGE) return state === ACK_ROLLBACK ? "┘✖" : "┘✔";
+  if (stamp === null || (flags !== decoder.CONTINUE && flags !== decoder.ACKNOWLEDGE)) return "";
+  if (flags === decoder.ACKNOWLEDGE) return state === decoder.ACK_ROLLBACK ? "┘✖" : "┘✔";
   if (isFirst) return "┌";
-  return state === PENDING ? "┊" : "│";
+  return state === decoder.PENDING ? "┊" : "│";
 }
 
 const MESSAGE_COLUMNS = [
@@ -228,7 +234,7 @@ class Scan {
     this.stop();
     Object.assign(this, { name, kind, isLive, isLast, filter, rows: [], hits: 0, scanned: 0, dropped: 0, error: null, phase: "reading" });
     const { signal } = (this.aborter = new AbortController());
-    this.sequencer = new Sequencer();
+    this.sequencer = new decoder.Sequencer();
     this.changed();
     try {
       this.types = kind === "fixed" ? await typesOf(name, signal) : undefined;
@@ -236,11 +242,11 @@ class Scan {
       this.head = known.head;
       const wanted = typeof from === "function" ? await from(known, signal) : from;
       const target = Math.max(known.begin, Math.min(wanted, known.head));
-      const seek = isLast ? 4 * SEEK_BYTES : kind === "hex" ? 0 : SEEK_BYTES;
+      const seek = isLast ? 4 * decoder.SEEK_BYTES : kind === "hex" ? 0 : decoder.SEEK_BYTES;
       const begin = Math.max(known.begin, target > known.begin ? target - seek : target);
       this.target = isLast ? known.begin : target;
       this.offset = this.from = begin;
-      this.cutter = new Cutter(kind, begin > known.begin);
+      this.cutter = new decoder.Cutter(kind, begin > known.begin);
       await this.#read(signal);
     } catch (error) {
       this.#failed(error, signal);
@@ -312,7 +318,7 @@ class Scan {
     if (frames && !frames.length && end < this.head) return; // the rest is read again
     if (frames && this.cutter.isMiddle) [this.cutter.isMiddle] = [false, frames.pop()];
     for (const frame of frames || this.cutter.push(chunk, offset)) {
-      const message = decode(frame.kind || this.kind, frame, this.types);
+      const message = decoder.decode(frame.kind || this.kind, frame, this.types);
       this.sequencer.push(message);
       if (message.begin < this.target) continue;
       let isHit = true;
@@ -356,7 +362,7 @@ async function offsetOfTime(name, text, known, signal) {
 }
 
 function Messages({ name, row, query }) {
-  const kind = kindOf(labelOf(row.labels, "content-type"));
+  const kind = decoder.kindOf(labelOf(row.labels, "content-type"));
   // The end may be older than a moment: a scan reads on to the end that it finds.
   const known = row.head === undefined || row.head === null ? null : { begin: Number(row.begin || 0), head: Number(row.head) };
   const token = useToken();
@@ -372,8 +378,8 @@ function Messages({ name, row, query }) {
   let filter = null;
   let wrong = "";
   try {
-    filter = parseFilter(query.filter || "");
-    parseFilter(text);
+    filter = decoder.parseFilter(query.filter || "");
+    decoder.parseFilter(text);
   } catch (error) {
     wrong = error.message;
   }
@@ -445,14 +451,14 @@ function continueLive(scan) {
 }
 
 function progressText(scan, isLive, filter) {
-  const scanned = filter ? `scanned ${bytes(scan.scanned)} of ${bytes(Math.max(0, scan.head - scan.from))} · ${count(scan.hits)} ${scan.hits === 1 ? "hit" : "hits"}` : `${bytes(scan.scanned)} read`;
+  const scanned = filter ? `scanned ${bytes(scan.scanned)} of ${bytes(Math.max(0, scan.head - scan.from))} · ${plural(scan.hits, "hit")}` : `${bytes(scan.scanned)} read`;
   const limit = scan.dropped ? ` · the last ${count(ROWS_MAX)} are shown` : "";
   const phase = { reading: " · reading…", waiting: isLive ? " · live" : "", paused: " · paused", step: "", ended: "" }[scan.phase] || "";
   return `${scanned}${limit}${phase}`;
 }
 
 function save(name, rows) {
-  const lines = rows.map((row) => (row.kind === "json" && !row.error ? row.text : JSON.stringify({ offset: row.begin, value: valueOf(row) })));
+  const lines = rows.map((row) => (row.kind === "json" && !row.error ? row.text : JSON.stringify({ offset: row.begin, value: decoder.valueOf(row) })));
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([`${lines.join("\n")}\n`], { type: "application/x-ndjson" }));
   link.download = `${name.replace(/\//g, "_")}.ndjson`;
@@ -461,11 +467,11 @@ function save(name, rows) {
 }
 
 function Detail({ name, message, onClose }) {
-  const value = valueOf(message);
+  const value = decoder.valueOf(message);
   const pretty = typeof value === "string" ? value : JSON.stringify(value, null, 2);
   const curl = `curl -s ${quoted(`${journalUrl(name)}?offset=${message.begin}`)} | head -c ${message.size}`;
   const [tone, word] = message.clock === null ? ["idle", "no UUID: not sequenced"] : STATES[message.state];
-  const raw = message.bytes ? toHex(message.bytes.slice(0, 4096)).replace(/(..)(?=.)/g, "$1 ") : "";
+  const raw = message.bytes ? decoder.toHex(message.bytes.slice(0, 4096)).replace(/(..)(?=.)/g, "$1 ") : "";
   return html`<aside class="detail" aria-label="Message">
     <div class="bar"><h2>Message at ${message.begin}</h2><button class="icon" onClick=${onClose} aria-label="Close the message" title="Close (Esc)">✕</button></div>
     <dl class="facts"><dt>Status</dt><dd><${State} tone=${tone}>${word}<//>${message.acknowledged ? html`<span class="dim"> at ${clock(message.acknowledged)}</span>` : ""}</dd>
@@ -523,6 +529,39 @@ function FragmentBar({ fragments, head }) {
     <rect class="missing" width="1000" height="32" />
     ${fragments.slice(-800).map((one) => html`<rect key=${`${one.begin}-${one.end}-${one.backingStore}`} class=${one.backingStore ? "stored" : "local"} x=${((one.begin - begin) * scale).toFixed(2)} width=${Math.max(1.5, (one.end - one.begin) * scale - 1).toFixed(2)} height="32"><title>${`${one.begin} – ${one.end}, ${bytes(one.end - one.begin)}${one.backingStore ? "" : ", not stored yet"}`}</title></rect>`)}
   </svg><figcaption><span class="mono">${begin}</span><span><i class="key stored"></i>stored ${bytes(stored)} <i class="key local"></i>on brokers only <i class="key missing"></i>missing</span><span class="mono">${end}</span></figcaption></figure>`;
+}
+
+// ---------------------------------------------------------------- readers
+
+/** Shards of all applications that have the journal among their sources. */
+function Readers({ name }) {
+  const token = useToken();
+  const { applications, members } = useApplications();
+  const isWithheld = Boolean(token) && claimsOf(token)?.capabilities.includes("READ") === false;
+  const why = isWithheld ? "not permitted" : "not known";
+  const known = (text) => text || html`<span class="dim">${why}</span>`;
+  const query = { source: name, sort: "BY_LAG_SECONDS", descending: true, limit: 200 };
+  const answer = useAnswer((members.data || members.error) && ((signal) => Promise.all(applications.map(async (one) => {
+    try {
+      const page = await call(atMember(one.member, "v1/shards/page"), query, signal);
+      return { ...one, name: one.name || page.application, total: Number(page.total || 0), rows: (page.rows || []).map((row) => resolved(row, page.members || [])) };
+    } catch (error) {
+      if (signal.aborted) throw error;
+      return { ...one, error, total: 0, rows: [] };
+    }
+  }))), [name, applications], REFRESH_MS);
+  const isRefused = members.error && !applications.length;
+  return html`<div class="scroll"><${Loaded} of=${isRefused ? members : answer} what="the applications of the cluster">${(found) => {
+    const rows = found.flatMap((one) => one.rows.map((row) => ({ ...row, application: one.name })));
+    const total = found.reduce((sum, one) => sum + one.total, 0);
+    return html`${found.filter(({ error }) => error).map((one) => html`<p class="stale" key=${one.name}><${State} tone="warn">${one.name || "The application"} is not shown<//> ${one.error.message}</p>`)}
+      ${rows.length ? html`<div class="table-wrap" tabindex="0" role="region" aria-label="Readers"><table><thead><tr><th>Shard</th><th>Application</th><th>State</th><th>Primary</th><th class="num">Read through</th><th class="num">Lag</th><th class="num">Lag, bytes</th></tr></thead><tbody>
+        ${rows.map((row) => { const [tone, word] = shardState(row.state); const offset = row.readThrough?.[name]; const more = Object.keys(row.readThrough || {}).length - 1; return html`<tr key=${row.application + row.id}><td><a class="mono" href=${shardLink(row.application, row.id)}>${row.id}</a>${more > 0 && html`<span class="dim"> and ${plural(more, "other source")}</span>`}</td>
+          <td><a href=${to(["shards"], { application: row.application })}>${row.application}</a></td><td><${State} tone=${tone} title=${row.error}>${word}<//></td><td class="mono">${row.primaryName || html`<span class="dim">none</span>`}</td>
+          <td class="num mono">${offset ? html`<a href=${journalLink(name, { offset })} title="Messages from here on">${offset}</a>` : known()}</td><td class="num">${known(duration(row.lagS))}</td><td class="num">${known(bytes(row.lagBytes))}</td></tr>`; })}</tbody></table></div>
+        ${total > rows.length && html`<p class="dim">The ${count(rows.length)} with the greatest lag of ${count(total)} are shown.</p>`}<p class="dim">Shards of applications. Programs that read by themselves are in the audit log of the brokers alone.</p>`
+      : html`<${Empty} title="No shard reads this journal"><p>An application reads it whose sources select it by a label. Programs that read by themselves are not known here.</p><${Command} text="gazette run-consumer MODULE:APPLICATION" /><//>`}`;
+  }}<//><${Command} text="gazctl shards list --lag" /></div>`;
 }
 
 // ---------------------------------------------------------------- replicas, spec

@@ -26,6 +26,8 @@ export const rate = (value) => (isKnown(value) ? `${bytes(value)}/s` : "");
 const groups = new Intl.NumberFormat("en", { useGrouping: true });
 export const count = (value) => (isKnown(value) ? groups.format(Number(value)).replace(/,/g, "\u202f") : "");
 
+export const plural = (number, word) => `${count(number)} ${Number(number) === 1 ? word : `${word}s`}`;
+
 /** Seconds as a duration. */
 export function duration(seconds) {
   if (!isKnown(seconds)) return "";

@@ -1,29 +1,10 @@
 // Pages of shards: the list of an application, and one shard.
 import { useEffect, useRef, useState } from "./vendor/hooks.js";
-import { COMPONENT, CallError, atMember, call, mayApply, memberName, useCall, usePages, useToken } from "./api.js";
-import { Change, Command, Empty, Failure, Fragment, Loaded, Maybe, Meter, Search, Skeleton, Stale, State, StateFilter, Tabs, VirtualTable, announce, bytes, clock, count, duration, html, journalLink, quoted, setQuery, shardLink, shardState, to, useSearch } from "./parts.js";
+import { COMPONENT, CallError, atMember, call, mayApply, memberName, useApplications, useCall, usePages, useToken } from "./api.js";
+import { Change, Command, Empty, Failure, Fragment, Loaded, Maybe, Meter, Search, Skeleton, Stale, State, StateFilter, Tabs, VirtualTable, announce, bytes, clock, count, duration, html, journalLink, plural, quoted, setQuery, shardLink, shardState, to, useSearch } from "./parts.js";
 
 const SORTS = { id: "BY_ID", state: "BY_SHARD_STATE", lag: "BY_LAG_SECONDS", bytes: "BY_LAG_BYTES" };
 const REFRESH_MS = 3000;
-
-/**
- * Applications, each with a process that answers for its shards. At a process of a consumer that
- * is the process itself.
- */
-function useApplications() {
-  const isOwn = COMPONENT === "consumer";
-  const members = useCall(isOwn ? null : "v1/cluster/members", undefined, 5000);
-  if (isOwn) return { applications: [{ name: "", member: null }], members };
-  const applications = new Map();
-  for (const member of members.data?.members || []) {
-    if (member.component === "broker") continue;
-    const old = applications.get(member.component);
-    if (!old || (old.error && !member.error)) applications.set(member.component, { name: member.component, member: member.id, error: member.error });
-  }
-  // The console by itself may have the address of a process that the brokers do not know.
-  if (COMPONENT === "cluster" && !applications.size && (members.data || members.error)) return { applications: [{ name: "", member: null }], members };
-  return { applications: [...applications.values()], members };
-}
 
 const COLUMNS = [
   { name: "name", title: "Shard", sort: "id", cell: (row) => html`<a href=${shardLink(row.application, row.id)} title=${row.id}>${row.id}</a>` },
@@ -72,7 +53,7 @@ export function Shards({ at }) {
       : pages.total === 0 ? html`<${Empty} title=${q || state ? "No shard matches" : "The application has no shards yet"}><p>${q || state ? html`<button onClick=${() => setQuery({ q: "", state: "" })}>Show all</button>` : "Each journal that it reads gets a shard."}</p><//>`
       : html`<${VirtualTable} label="Shards" kind="shards" columns=${COLUMNS} total=${pages.total} row=${(index) => { const row = pages.rows.get(index); return row && { ...row, application: chosen.name }; }} keyOf=${(row) => row.id}
         sort=${{ by, descending }} onSort=${(name) => setQuery({ sort: name === by ? (descending ? name : `-${name}`) : name === "id" ? name : `-${name}` })} onShow=${pages.show} onOpen=${(row) => { location.hash = shardLink(chosen.name, row.id); }} />`}
-    <footer class="foot"><span>${count(pages.total)} ${pages.total === 1 ? "shard" : "shards"}</span><${Command} text=${failed ? "gazctl shards list --errors" : "gazctl shards list --lag"} /></footer></section>`;
+    <footer class="foot"><span>${plural(pages.total, "shard")}</span><${Command} text=${failed ? "gazctl shards list --errors" : "gazctl shards list --lag"} /></footer></section>`;
 }
 
 // ---------------------------------------------------------------- one shard

@@ -168,6 +168,8 @@ class ShardPages:
             await slices.rest()
             if not wanted.labels(listed.labels) or search not in listed.text:
                 continue
+            if request.source and not _reads(listed.spec, request.source):
+                continue
             found[listed.state] += 1
             if states and listed.state not in states:
                 continue
@@ -400,6 +402,10 @@ class _Asked:
 
     def is_over(self, now: float) -> bool:
         return self.is_stale(now) and not self.lock.locked()
+
+
+def _reads(spec: cpb.ShardSpec, journal: str) -> bool:
+    return any(source.journal == journal for source in spec.sources)
 
 
 # ---------------------------------------------------------------- on the wires

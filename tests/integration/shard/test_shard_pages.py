@@ -161,6 +161,8 @@ async def test_rows_are_searched_filtered_sorted_and_cut_into_pages(etcd):
         assert await listed(selector=parse_selector("team=red")) == ["shard-A", "shard-C"]
         assert await listed(states=["IDLE"]) == ["shard-D"]
         assert await listed(states=["FAILED"]) == []
+        assert await listed(source="source/shard-B") == ["shard-B"]
+        assert await listed(source="source/shard", states=["PRIMARY"]) == []
         a_to_d = [f"shard-{each}" for each in "ABCD"]
         assert await listed(descending=True) == a_to_d[::-1]
         orders = {
