@@ -78,7 +78,10 @@ def visits(browser: Browser) -> Iterator[Any]:
     """Open visits; afterwards no console message, no error and no report of the policy is left."""
     opened: list[tuple[BrowserContext, Visit]] = []
 
-    def visit(**options: Any) -> Visit:
+    def visit(beside: Visit | None = None, **options: Any) -> Visit:
+        if beside is not None:  # another tab of the same browser
+            opened.append((beside.page.context, found := Visit(beside.page.context)))
+            return found
         options = {
             "viewport": {"width": 1280, "height": 800},
             "reduced_motion": "reduce",

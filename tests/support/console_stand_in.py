@@ -10,6 +10,9 @@ import asyncio
 import itertools
 import json
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 from urllib.parse import parse_qs
@@ -68,6 +71,8 @@ class World:
         events: events so far.
         seen: paths of all requests.
         changes: path and body of each change.
+        streams: number of open streams by path.
+        most_streams: greatest number of them at a time.
     """
 
     journals: int = 10
@@ -82,6 +87,8 @@ class World:
     events: list[dict[str, Any]] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)
     changes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    streams: Counter[str] = field(default_factory=Counter)
+    most_streams: Counter[str] = field(default_factory=Counter)
     grown: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -92,6 +99,16 @@ class World:
         """Append to a journal. Call it on the server's loop."""
         self.content[name] = self.content.get(name, b"") + content
         self.wake()
+
+    @contextmanager
+    def stream(self, path: str) -> Iterator[None]:
+        """Count a stream while it is open."""
+        self.streams[path] += 1
+        self.most_streams[path] = max(self.most_streams[path], self.streams[path])
+        try:
+            yield
+        finally:
+            self.streams[path] -= 1
 
     def wake(self) -> None:
         grown, self.grown = self.grown, asyncio.Event()
@@ -151,13 +168,17 @@ class StandIn:
             case "/v1/cluster/members":
                 return web.json_response({"members": self.members()})
             case "/v1/cluster/events":
-                return await self.stream_events(request, target)
+                with world.stream("events"):
+                    return await self.stream_events(request, target)
             case "/v1/shards/page":
                 return web.json_response(self.shards(body))
             case "/v1/shards/list":
                 return web.json_response(self.shard_list(body))
             case "/v1/shards/state":
                 return web.json_response({"entries": STATE_ENTRIES, "more": True})
+            case _ if "block=true" in target.query:
+                with world.stream("tails"):
+                    return await self.read(request, target)
             case _:
                 return await self.read(request, target)
 

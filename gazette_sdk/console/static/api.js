@@ -1,7 +1,7 @@
 // Calls of the cluster: JSON by POST or GET, streams of JSON lines, and content of journals.
 //
 // All URLs are relative to the directory that holds console/, so that a proxy may add a prefix.
-import { useEffect, useRef, useState } from "./vendor/hooks.js";
+import { useEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
 
 const ROOT = new URL("../", location.href.split(/[?#]/)[0]);
 const TOKEN_KEY = "gazette-token";
@@ -129,9 +129,10 @@ export async function call(path, body, signal) {
   return response.json();
 }
 
-/** Yield the messages of a stream of JSON lines. */
-export async function* stream(path, body, signal) {
+/** Yield the messages of a stream of JSON lines. `onOpen` is called once it is answered. */
+export async function* stream(path, body, signal, onOpen) {
   const response = await request(path, options(body, signal));
+  onOpen?.();
   for await (const line of linesOf(response)) yield unwrap(line);
 }
 
@@ -368,44 +369,165 @@ export function resolved(row, members) {
   return { ...row, memberNames: names, primaryName: primary, others: names.filter((name) => name !== primary) };
 }
 
+// ---------------------------------------------------------------- streams
+
+const HIDDEN_MS = 30_000;
+
+/** Call `start` when the tab is shown, and `stop` 30 s after it is hidden. Return what ends that. */
+export function whileShown(start, stop) {
+  let timer = 0;
+  const watch = () => {
+    clearTimeout(timer);
+    if (document.hidden) timer = setTimeout(stop, HIDDEN_MS);
+    else start();
+  };
+  document.addEventListener("visibilitychange", watch);
+  watch();
+  return () => {
+    clearTimeout(timer);
+    document.removeEventListener("visibilitychange", watch);
+    stop();
+  };
+}
+
 /**
- * Keep a stream open while the component is shown. It ends 30 s after its tab is hidden, and
- * begins again where it was: `open(signal)` runs until it fails or ends.
+ * Run `work` while this tab, and no other one of the browser, holds one of the names.
+ * `onWait` is called if others hold all of them.
  */
-export function useStream(open, keys) {
+export async function holding(names, signal, work, onWait) {
+  if (!navigator.locks) return leasing(names, signal, work, onWait);
+  const chosen = new AbortController();
+  const timer = setTimeout(() => onWait?.(), 100);
+  const hold = () => {
+    if (chosen.signal.aborted) return undefined;
+    clearTimeout(timer);
+    chosen.abort();
+    return work();
+  };
+  const either = AbortSignal.any([signal, chosen.signal]);
+  try {
+    await Promise.all(names.map((name) => navigator.locks.request(name, { signal: either }, hold).catch((error) => {
+      if (error.name !== "AbortError") throw error;
+    })));
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+const LEASE_MS = 5000;
+
+/** The same by leases in the browser's storage: pages by plain HTTP of another host have no locks. */
+async function leasing(names, signal, work, onWait) {
+  const me = crypto.getRandomValues(new Uint32Array(2)).join("-");
+  const holder = (name) => {
+    const [who, until] = (localStorage.getItem(name) || "").split(" ");
+    return Number(until) > Date.now() ? who : "";
+  };
+  while (!signal.aborted) {
+    const name = names.find((each) => !holder(each));
+    const renew = () => localStorage.setItem(name, `${me} ${Date.now() + LEASE_MS}`);
+    const leave = () => { if (holder(name) === me) localStorage.removeItem(name); };
+    if (name) renew();
+    else onWait?.();
+    // Another tab may take it in the same moment.
+    await pause(name ? 100 : 1000, signal);
+    if (!name || holder(name) !== me) continue;
+    const timer = setInterval(renew, LEASE_MS / 5);
+    addEventListener("pagehide", leave);
+    try {
+      return signal.aborted ? undefined : await work();
+    } finally {
+      clearInterval(timer);
+      removeEventListener("pagehide", leave);
+      leave();
+    }
+  }
+  return undefined;
+}
+
+/** Names that tabs with a live journal hold: a browser has six connections to a server, and calls need some. */
+export const TAILS = ["gazette-tail-1", "gazette-tail-2", "gazette-tail-3"];
+
+/**
+ * Keep a stream open while the component is shown and its tab is, and begin again after failures:
+ * `open(signal, begun)` runs until it fails or ends.
+ */
+function useStream(open, keys) {
   const [error, setError] = useState(null);
   useEffect(() => {
     let aborter = null;
-    let timer = 0;
-    let ended = false;
     const run = async () => {
       if (aborter) return;
-      const mine = aborter = new AbortController();
-      for (let waits = 0; !mine.signal.aborted; waits++) {
+      const { signal } = (aborter = new AbortController());
+      for (let waits = 0; !signal.aborted; waits++) {
         try {
-          await open(mine.signal, () => { waits = 0; setError(null); });
+          await open(signal, () => { waits = 0; setError(null); });
         } catch (failure) {
-          if (mine.signal.aborted) break;
+          if (signal.aborted) break;
           setError(failure);
           if (failure.status >= 400 && failure.status < 500 && failure.status !== 429) break;
         }
-        await pause(Math.min(500 * 2 ** waits, 10_000), mine.signal);
+        await pause(Math.min(500 * 2 ** waits, 10_000), signal);
       }
     };
-    const stop = () => { aborter?.abort(); aborter = null; };
-    const watch = () => {
-      clearTimeout(timer);
-      if (document.hidden) timer = setTimeout(stop, 30_000);
-      else if (!ended) run();
-    };
-    document.addEventListener("visibilitychange", watch);
-    run();
-    return () => {
-      ended = true;
-      clearTimeout(timer);
-      document.removeEventListener("visibilitychange", watch);
-      stop();
-    };
+    return whileShown(run, () => { aborter?.abort(); aborter = null; });
   }, keys);
   return error;
+}
+
+const EVENTS_MAX = 500;
+const IDS_MAX = 4 * EVENTS_MAX;
+
+/**
+ * Events of the cluster, newest last: {events, total, error}.
+ *
+ * One tab of the browser reads them, and passes them on to those with the same token. If it is
+ * closed, another one reads on after the last id that it has: what comes twice is known by its id.
+ */
+export function useEvents() {
+  const used = useToken();
+  const [, update] = useState(0);
+  const kept = useMemo(() => ({ events: [], ids: new Set(), total: 0, timer: 0 }), [used]);
+  const add = (events) => {
+    const added = events.filter(({ id }) => !kept.ids.has(id));
+    for (const { id } of added) kept.ids.add(id);
+    for (const id of kept.ids) if (kept.ids.size > IDS_MAX) kept.ids.delete(id); else break;
+    kept.events = [...kept.events, ...added].slice(-EVENTS_MAX);
+    kept.total += added.length;
+    kept.timer ||= setTimeout(() => { kept.timer = 0; update((turn) => turn + 1); }, 100);
+    return added;
+  };
+  const error = useStream(async (signal, begun) => {
+    // The name must not show the token.
+    const name = `gazette-events${[...ROOT + used].reduce((sum, letter) => (Math.imul(sum, 31) + letter.charCodeAt(0)) | 0, 0)}`;
+    const channel = new BroadcastChannel(name);
+    let isReading = false;
+    let isCurrent = false;
+    const send = (events, isWhole) => channel.postMessage({ events, isWhole });
+    channel.onmessage = ({ data }) => {
+      if (data.events === null) {
+        if (isReading) send(kept.events, true);
+        return;
+      }
+      // What comes before all that the reading tab keeps would leave a gap.
+      isCurrent ||= data.isWhole;
+      if (!isCurrent) return;
+      begun();
+      add(data.events);
+    };
+    try {
+      send(null);
+      await holding([name], signal, async () => {
+        const last = kept.events.at(-1)?.id;
+        const begin = () => { begun(); isReading = isCurrent = true; send(kept.events, true); };
+        for await (const event of stream(`v1/cluster/events${last ? `?after=${encodeURIComponent(last)}` : ""}`, undefined, signal, begin)) {
+          const added = add([event]);
+          if (added.length) send(added);
+        }
+      });
+    } finally {
+      channel.close();
+    }
+  }, [used]);
+  return { ...kept, error };
 }

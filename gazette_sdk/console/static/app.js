@@ -2,7 +2,7 @@
 import { render } from "./vendor/preact.js";
 import { useEffect, useErrorBoundary, useLayoutEffect, useRef, useState } from "./vendor/hooks.js";
 import { COMPONENT, claimsOf, hasKeys, setToken, takeTokenOfAddress, useToken } from "./api.js";
-import { Empty, Skeleton, clock, html, place, useDialog, useKeys } from "./parts.js";
+import { Empty, Facts, Skeleton, clock, html, place, useDialog, useKeys } from "./parts.js";
 
 const PAGES = [
   ["", "Overview", "o", () => import("./cluster.js").then((module) => module.Overview)],
@@ -94,8 +94,8 @@ function SignIn() {
     <dialog ref=${dialog} aria-labelledby="sign-in"><form method="dialog" onSubmit=${use}>
       <h2 id="sign-in">Sign in</h2>
       <p>The console has no rights of its own. It sends your token with each call, and the cluster decides. A cluster without keys needs none.</p>
-      ${claims && html`<dl class="facts"><dt>Subject</dt><dd>${claims.subject || "none"}</dd><dt>May</dt><dd>${claims.capabilities.join(", ") || "nothing"}${claims.isNarrow ? ", of what its selector includes" : ""}</dd>
-        <dt>Until</dt><dd>${claims.expires ? clock(claims.expires * 1000, false) : "no end"}</dd></dl>`}
+      ${claims && html`<${Facts} of=${[["Subject", claims.subject || "none"], ["May", (claims.capabilities.join(", ") || "nothing") + (claims.isNarrow ? ", of what its selector includes" : "")],
+        ["Until", claims.expires ? clock(claims.expires * 1000, false) : "no end"]]} />`}
       <label>Token<input ref=${field} type="password" autocomplete="off" spellcheck=${false} placeholder="eyJ…" /></label>
       <label class="check"><input type="checkbox" checked=${isKept} onChange=${(event) => setKept(event.target.checked)} /> Keep it in this tab when the page is loaded again</label>
       <p class="dim">${"A terminal with the keys prints an address with a token: "}<code>gazctl console</code></p>

@@ -1,7 +1,7 @@
 // Pages of the cluster as a whole: overview, brokers, stores, events.
-import { useEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
-import { memberName, stream, useCall, useStream, useToken } from "./api.js";
-import { Command, Empty, Failure, Linked, Loaded, Maybe, Meter, Search, Sparkline, State, announce, bytes, clock, count, duration, html, journalLink, plural, rate, setQuery, severityTone, shardLink, since, to, useHistory } from "./parts.js";
+import { useState } from "./vendor/hooks.js";
+import { memberName, useCall, useEvents } from "./api.js";
+import { Command, Empty, Facts, Failure, Linked, Loaded, Meter, Search, Sparkline, State, Table, bytes, clock, count, duration, html, journalLink, maybe, plural, rate, setQuery, severityTone, shardLink, since, to, useAnnounced, useHistory } from "./parts.js";
 
 const REFRESH_MS = 3000;
 
@@ -29,11 +29,7 @@ export function Overview() {
     unstored: useHistory(data?.unstored === undefined ? undefined : Number(data.unstored), time), lag: useHistory(lag, time),
   };
   const problems = data?.problems?.length;
-  const last = useRef(null);
-  useEffect(() => {
-    if (problems !== undefined && last.current !== null && last.current !== problems) announce(`${plural(problems, "problem")} now`);
-    if (problems !== undefined) last.current = problems;
-  }, [problems]);
+  useAnnounced(problems, () => `${plural(problems, "problem")} now`);
   return html`<section><div class="title"><h1>Overview</h1>${data?.cluster && html`<p class="dim mono">${data.cluster}</p>`}</div>
     <${Loaded} of=${report} what="the report of the cluster" rows=${8}>${(found) => html`<${Tiles} report=${found} />
       <div class="charts">
@@ -77,7 +73,7 @@ function Tiles({ report }) {
 }
 
 function Chart({ title, value, note, values }) {
-  return html`<figure class="chart"><figcaption>${title}</figcaption><b><${Maybe} text=${value} /></b>${note && html`<small>${note}</small>`}<${Sparkline} values=${values} label=${`${title}, last minutes`} /></figure>`;
+  return html`<figure class="chart"><figcaption>${title}</figcaption><b>${maybe(value)}</b>${note && html`<small>${note}</small>`}<${Sparkline} values=${values} label=${`${title}, last minutes`} /></figure>`;
 }
 
 function Problems({ problems, report }) {
@@ -91,24 +87,16 @@ function Problems({ problems, report }) {
 }
 
 function Applications({ applications }) {
-  return html`<div class="table-wrap" tabindex="0" role="region" aria-label="Applications"><table><thead><tr><th>Application</th><th>State</th><th class="num">Shards</th><th class="num">Processes</th><th class="num">Lag</th><th class="num">Lag, bytes</th></tr></thead><tbody>
-    ${applications.map((one) => html`<tr key=${one.name}><td><a href=${to(["shards"], { application: one.name })}>${one.name}</a></td>
+  return html`<${Table} label="Applications" heads="Application, State, #Shards, #Processes, #Lag, #Lag in bytes">${applications.map((one) => html`<tr key=${one.name}><td><a href=${to(["shards"], { application: one.name })}>${one.name}</a></td>
       <td>${one.error ? html`<${State} tone="warn" title=${one.error}>no answer<//>` : Number(one.failed) ? html`<${State} tone="bad">${count(one.failed)} failed<//>` : Number(one.withoutPrimary) ? html`<${State} tone="warn">${count(one.withoutPrimary)} without a primary<//>` : Number(one.recovering) ? html`<${State} tone="busy">${count(one.recovering)} recovering<//>` : html`<${State} tone="ok">all run<//>`}</td>
-      <td class="num">${count(one.shards)}</td><td class="num">${count(one.processes)}</td><td class="num"><${Maybe} text=${duration(one.lagS)} /></td><td class="num"><${Maybe} text=${bytes(one.lagBytes)} /></td></tr>`)}
-  </tbody></table></div>`;
+      <td class="num">${count(one.shards)}</td><td class="num">${count(one.processes)}</td><td class="num">${maybe(duration(one.lagS))}</td><td class="num">${maybe(bytes(one.lagBytes))}</td></tr>`)}<//>`;
 }
 
 // ---------------------------------------------------------------- brokers
 
 export function Brokers() {
   const members = useCall("v1/cluster/members", undefined, REFRESH_MS);
-  const names = (members.data?.members || []).filter((one) => !one.error).map((one) => memberName(one.id)).join(" ");
-  const last = useRef(null);
-  useEffect(() => {
-    if (!members.data) return;
-    if (last.current !== null && last.current !== names) announce("the members have changed");
-    last.current = names;
-  }, [names]);
+  useAnnounced(members.data?.members?.filter((one) => !one.error).map((one) => memberName(one.id)).join(" "), () => "the members have changed");
   return html`<section><div class="title"><h1>Brokers</h1></div><${Loaded} of=${members} what="the members of the cluster">${({ members: all = [] }) => {
     const brokers = all.filter((one) => one.component === "broker");
     const others = all.filter((one) => one.component !== "broker");
@@ -138,18 +126,16 @@ function Broker({ member }) {
   return html`<article class=${`card broker ${tone}`}><h3>${member.id.suffix}<${State} tone=${tone}>${word}<//></h3>
     <div class="load"><span><b>${count(member.replicas || 0)}</b> replicas <span class="dim">of ${count(member.limit)}</span></span><span><b>${count(member.primaries || 0)}</b> primaries</span></div>
     <${Meter} value=${member.replicas || 0} of=${member.limit} tone=${load > 0.9 ? "warn" : ""} label=${`${Math.round(load * 100)} % of its room is used`} />
-    ${member.error ? html`<p class="mono problem">${member.error}</p>` : html`<dl class="facts">
-      <dt>Loop lag</dt><dd><${Maybe} text=${duration(member.loopLagS)} /></dd><dt>Lease</dt><dd><${Maybe} text=${duration(member.leaseLeftS)} /></dd>
-      <dt>Disk free</dt><dd><${Maybe} text=${bytes(member.diskFree)} /></dd><dt>Started</dt><dd><${Maybe} text=${since(member.startedUs)} /></dd>
-      <dt>Version</dt><dd>${member.version || html`<span class="dim">of other make</span>`}${member.python ? html`<span class="dim"> Python ${member.python}</span>` : ""}</dd>
-      <dt>Keys</dt><dd>${(member.keyIds || []).join(", ") || html`<span class="dim">none named</span>`}</dd></dl>`}
+    ${member.error ? html`<p class="mono problem">${member.error}</p>` : html`<${Facts} of=${[["Loop lag", maybe(duration(member.loopLagS))], ["Lease", maybe(duration(member.leaseLeftS))], ["Disk free", maybe(bytes(member.diskFree))], ["Started", maybe(since(member.startedUs))],
+      ["Version", html`${member.version || html`<span class="dim">of other make</span>`}${member.python ? html`<span class="dim"> Python ${member.python}</span>` : ""}`],
+      ["Keys", (member.keyIds || []).join(", ") || html`<span class="dim">none named</span>`]]} />`}
     <p class="dim mono endpoint">${member.endpoint}</p></article>`;
 }
 
 function Processes({ members }) {
-  return html`<div class="table-wrap" tabindex="0" role="region" aria-label="Processes of applications"><table><thead><tr><th>Application</th><th>Process</th><th>State</th><th class="num">Shards</th><th class="num">Primaries</th><th class="num">Loop lag</th><th>Version</th><th>Endpoint</th></tr></thead><tbody>
+  return html`<${Table} label="Processes of applications" heads="Application, Process, State, #Shards, #Primaries, #Loop lag, Version, Endpoint">
     ${members.map((one) => { const [tone, word] = memberState(one); return html`<tr key=${one.component + memberName(one.id)}><td><a href=${to(["shards"], { application: one.component })}>${one.component}</a></td><td class="mono">${memberName(one.id)}</td><td><${State} tone=${tone} title=${one.error}>${word}<//></td>
-      <td class="num">${count(one.replicas || 0)}</td><td class="num">${count(one.primaries || 0)}</td><td class="num"><${Maybe} text=${duration(one.loopLagS)} /></td><td>${one.version}</td><td class="mono dim">${one.endpoint}</td></tr>`; })}</tbody></table></div>`;
+      <td class="num">${count(one.replicas || 0)}</td><td class="num">${count(one.primaries || 0)}</td><td class="num">${maybe(duration(one.loopLagS))}</td><td>${one.version}</td><td class="mono dim">${one.endpoint}</td></tr>`; })}<//>`;
 }
 
 // ---------------------------------------------------------------- stores
@@ -160,59 +146,34 @@ export function Stores() {
       <h2 class="mono">${store.url}</h2>
       <p>${store.healthy === true ? html`<${State} tone="ok">healthy<//>` : store.healthy === false ? html`<${State} tone="bad">fails<//>` : html`<${State} tone="idle">not checked: no broker uses it<//>`}${Number(store.sinceUs) ? html` <span class="dim">for ${since(store.sinceUs).replace(/ ago$/, "")}</span>` : ""}</p>
       ${store.error && html`<pre class="problem" tabindex="0">${store.error}</pre>`}
-      <dl class="facts"><dt>Journals</dt><dd>${count(store.journals)}</dd><dt>Not stored yet</dt><dd><${Maybe} text=${bytes(store.unstored)} /></dd></dl>
+      <${Facts} of=${[["Journals", count(store.journals)], ["Not stored yet", maybe(bytes(store.unstored))]]} />
       <${Command} text=${`gazctl journals store-health ${store.url}`} /></article>`)}</div>`
     : html`<${Empty} title="No store is used"><p>A journal without a store keeps its content on brokers only. The spec of a journal names its stores.</p><//>`)}<//></section>`;
 }
 
 // ---------------------------------------------------------------- events
 
-const EVENTS_MAX = 500;
 const KINDS = ["member", "journal", "route", "store", "shard", "log"];
 
 export function Events({ at }) {
-  const token = useToken();
   const { kind = "", q = "", severe = "" } = at.query;
   const [text, setText] = useState(q);
-  const [isPaused, setPaused] = useState(false);
-  const kept = useMemo(() => ({ events: [], last: "", waiting: [], frame: 0 }), [token]);
-  const [, update] = useState(0);
-  const paused = useRef(false);
-  paused.current = isPaused;
-  const add = (event) => {
-    kept.last = event.id || kept.last;
-    kept.waiting.push(event);
-    if (kept.frame) return;
-    kept.frame = setTimeout(() => {
-      kept.frame = 0;
-      if (paused.current) {
-        kept.waiting.splice(0, kept.waiting.length - EVENTS_MAX);
-      } else {
-        const graves = kept.waiting.filter((one) => one.severity === "ERROR");
-        if (graves.length && kept.events.length) announce(graves.at(-1).text);
-        kept.events = [...kept.waiting.splice(0).reverse(), ...kept.events].slice(0, EVENTS_MAX);
-      }
-      update((turn) => turn + 1);
-    }, 100);
-  };
-  const error = useStream(async (signal, begun) => {
-    const path = `v1/cluster/events${kept.last ? `?after=${encodeURIComponent(kept.last)}` : ""}`;
-    for await (const event of stream(path, undefined, signal)) {
-      begun();
-      add(event);
-    }
-  }, [token]);
-  useEffect(() => { if (!isPaused && kept.waiting.length) { kept.events = [...kept.waiting.splice(0).reverse(), ...kept.events].slice(0, EVENTS_MAX); update((turn) => turn + 1); } }, [isPaused]);
+  const [frozen, setFrozen] = useState(null);
+  const log = useEvents();
+  const kept = frozen || log;
+  const grave = kept.events.findLast((one) => one.severity === "ERROR");
+  // Those of the first moment are not news.
+  useAnnounced(kept.total ? grave?.id || "" : undefined, () => grave?.text || "");
   const needle = q.toLowerCase();
-  const shown = kept.events.filter((event) => (!kind || event.kind === kind) && (!severe || event.severity !== "INFO" && event.severity) && (!needle || `${event.subject} ${event.text} ${event.member}`.toLowerCase().includes(needle)));
+  const shown = kept.events.toReversed().filter((event) => (!kind || event.kind === kind) && (!severe || event.severity !== "INFO" && event.severity) && (!needle || `${event.subject} ${event.text} ${event.member}`.toLowerCase().includes(needle)));
   return html`<section><div class="bar"><h1>Events</h1><${Search} label="Filter events" placeholder="subject, text or member" value=${text} onInput=${(value) => { setText(value); setQuery({ q: value }); }} />
       <div class="chips" role="group" aria-label="Kind"><button class="chip" aria-pressed=${String(!kind)} onClick=${() => setQuery({ kind: "" })}>all</button>${KINDS.map((each) => html`<button key=${each} class="chip" aria-pressed=${String(each === kind)} onClick=${() => setQuery({ kind: each === kind ? "" : each })}>${each}</button>`)}</div>
       <label class="check"><input type="checkbox" checked=${severe === "1"} onChange=${() => setQuery({ severe: severe ? "" : "1" })} /> warnings only</label>
-      <button class="live" aria-pressed=${String(!isPaused)} onClick=${() => setPaused(!isPaused)}><span aria-hidden="true">${isPaused ? "▶" : "■"}</span> ${isPaused ? `Continue${kept.waiting.length ? ` (${kept.waiting.length} new)` : ""}` : "Pause"}</button></div>
-    ${error && (kept.events.length ? html`<p class="stale" role="status"><${State} tone="warn">Connecting again<//> ${error.message}</p>` : html`<${Failure} error=${error} what="the events of the cluster" />`)}
+      <button class="live" aria-pressed=${String(!frozen)} onClick=${() => setFrozen(frozen ? null : log)}><span aria-hidden="true">${frozen ? "▶" : "■"}</span> ${frozen ? `Continue${log.total > frozen.total ? ` (${log.total - frozen.total} new)` : ""}` : "Pause"}</button></div>
+    ${log.error && (kept.events.length ? html`<p class="stale" role="status"><${State} tone="warn">Connecting again<//> ${log.error.message}</p>` : html`<${Failure} error=${log.error} what="the events of the cluster" />`)}
     ${shown.length ? html`<ol class="events">${shown.map((event) => html`<li key=${event.id} class=${severityTone(event.severity)}><time class="mono dim">${clock(Number(event.timeUs) / 1000)}</time>
         <${State} tone=${severityTone(event.severity)}>${event.kind}<//>
         <div><${Linked} href=${subjectLink(event.kind, event.subject)} subject=${event.subject} text=${event.text} /></div><span class="mono dim member">${event.member}</span></li>`)}</ol>`
-      : !error && html`<${Empty} glyph="◐" title=${kept.events.length ? "No event matches" : "No event yet"}><p>${kept.events.length ? html`${count(kept.events.length)} are kept; change the filter.` : "Members that join and leave, journals that move, failing stores and shards, and warnings of logs appear here."}</p><//>`}
+      : !log.error && html`<${Empty} glyph="◐" title=${kept.events.length ? "No event matches" : "No event yet"}><p>${kept.events.length ? html`${count(kept.events.length)} are kept; change the filter.` : "Members that join and leave, journals that move, failing stores and shards, and warnings of logs appear here."}</p><//>`}
     <${Command} text="curl -sN -H 'Authorization: Bearer …' ADDRESS/v1/cluster/events" /></section>`;
 }

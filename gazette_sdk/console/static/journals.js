@@ -1,7 +1,7 @@
 // Pages of journals: the list, and one journal with its messages, fragments, replicas and spec.
 import { useEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
-import { CallError, atMember, call, claimsOf, content, first, journalUrl, mayApply, memberName, offsetsOf, pause, resolved, typesOf, useAnswer, useApplications, useCall, usePages, useToken } from "./api.js";
-import { Change, Command, Copy, Empty, Failure, Fragment, Loaded, Maybe, Path, Search, Skeleton, Stale, State, StateFilter, Tabs, VirtualTable, announce, bytes, clock, count, duration, html, journalLink, journalState, plural, quoted, rate, setQuery, shardLink, shardState, shortClock, since, to, useKeys, useSearch } from "./parts.js";
+import { CallError, TAILS, atMember, call, claimsOf, content, first, holding, journalUrl, mayApply, memberName, offsetsOf, pause, resolved, typesOf, useAnswer, useApplications, useCall, usePages, useToken, whileShown } from "./api.js";
+import { Change, Command, Copy, Empty, Facts, Failure, Fragment, Labels, Loaded, Path, Search, Skeleton, Stale, State, StateFilter, Table, Tabs, VirtualTable, bytes, clock, count, duration, html, journalLink, journalState, maybe, plural, quoted, rate, setQuery, shardLink, shardState, shortClock, since, to, useAnnounced, useKeys, useSearch } from "./parts.js";
 
 const SORTS = { name: "BY_NAME", state: "BY_STATE", replication: "BY_REPLICATION", head: "BY_HEAD", rate: "BY_RATE", size: "BY_SIZE", unstored: "BY_UNSTORED" };
 const REFRESH_MS = 5000;
@@ -21,12 +21,12 @@ const LIST_COLUMNS = [
     const [tone, word] = journalState(row.state);
     return html`<${State} tone=${tone}>${row.state === "JOURNAL_SHORT" ? `${row.memberNames.length} of ${row.replication} replicas` : word}<//>`;
   } },
-  { name: "primary", title: "Primary", cell: (row) => html`<${Maybe} text=${row.primaryName} why="no primary" />` },
+  { name: "primary", title: "Primary", cell: (row) => maybe(row.primaryName, "no primary") },
   { name: "replicas", title: "Replicas", sort: "replication", cell: (row) => html`<span title=${row.others.join("\n")}>${row.others.join("  ") || html`<span class="dim">no other</span>`}</span>` },
-  { name: "head", title: "End", sort: "head", cell: (row) => html`<${Maybe} text=${bytes(row.head)} />` },
-  { name: "rate", title: "Rate", sort: "rate", cell: (row) => html`<${Maybe} text=${rate(row.rate)} />` },
-  { name: "size", title: "Size", sort: "size", cell: (row) => html`<${Maybe} text=${bytes(row.size)} />` },
-  { name: "unstored", title: "Not stored", sort: "unstored", cell: (row) => html`<${Maybe} text=${bytes(row.unstored)} />` },
+  { name: "head", title: "End", sort: "head", cell: (row) => maybe(bytes(row.head)) },
+  { name: "rate", title: "Rate", sort: "rate", cell: (row) => maybe(rate(row.rate)) },
+  { name: "size", title: "Size", sort: "size", cell: (row) => maybe(bytes(row.size)) },
+  { name: "unstored", title: "Not stored", sort: "unstored", cell: (row) => maybe(bytes(row.unstored)) },
 ];
 
 export function Journals({ at }) {
@@ -162,16 +162,12 @@ export function Journal({ at }) {
 
 function Title({ name, row }) {
   const [tone, word] = row ? journalState(row.state) : [];
-  const last = useRef("");
-  useEffect(() => {
-    if (word && last.current && last.current !== word) announce(`${name} is ${word}`);
-    last.current = word;
-  }, [word]);
+  useAnnounced(word, () => `${name} is ${word}`);
   return html`<div class="title"><h1><${Path} name=${name} /></h1>
     ${row && html`<dl class="summary"><div><dt>State</dt><dd><${State} tone=${tone}>${word}<//></dd></div>
       <div><dt>Content</dt><dd>${labelOf(row.labels, "content-type") || html`<span class="dim">bytes</span>`}</dd></div>
       <div><dt>Primary</dt><dd>${row.primaryName || "none"}</dd></div>
-      ${[["End", bytes(row.head)], ["Size", bytes(row.size)], ["Rate", rate(row.rate)], ["Not stored", bytes(row.unstored)]].map(([title, text]) => html`<div key=${title}><dt>${title}</dt><dd><${Maybe} text=${text} /></dd></div>`)}</dl>`}</div>`;
+      ${[["End", bytes(row.head)], ["Size", bytes(row.size)], ["Rate", rate(row.rate)], ["Not stored", bytes(row.unstored)]].map(([title, text]) => html`<div key=${title}><dt>${title}</dt><dd>${maybe(text)}</dd></div>`)}</dl>`}</div>`;
 }
 
 // ---------------------------------------------------------------- messages
@@ -220,7 +216,7 @@ class Scan {
     this.hits = 0;
     this.scanned = 0;
     this.dropped = 0;
-    this.phase = "idle"; // reading, waiting, paused, ended
+    this.phase = "idle"; // queued, reading, waiting, step, paused, ended
     this.error = null;
     this.offset = 0;
     this.head = 0;
@@ -232,7 +228,7 @@ class Scan {
   /** Begin at an offset. */
   async start(name, kind, from, { known: given, isLive, isLast, filter }) {
     this.stop();
-    Object.assign(this, { name, kind, isLive, isLast, filter, rows: [], hits: 0, scanned: 0, dropped: 0, error: null, phase: "reading" });
+    Object.assign(this, { name, kind, isLive, isLast, filter, cutter: null, rows: [], hits: 0, scanned: 0, dropped: 0, error: null, phase: "reading" });
     const { signal } = (this.aborter = new AbortController());
     this.sequencer = new decoder.Sequencer();
     this.changed();
@@ -247,19 +243,18 @@ class Scan {
       this.target = isLast ? known.begin : target;
       this.offset = this.from = begin;
       this.cutter = new decoder.Cutter(kind, begin > known.begin);
-      await this.#read(signal);
+      await this.#run(signal);
     } catch (error) {
       this.#failed(error, signal);
     }
   }
 
-  /** Continue after a step. */
+  /** Continue after a step, or after a stop. */
   async resume() {
-    const { signal } = this.aborter;
-    this.phase = "reading";
+    const { signal } = (this.aborter = new AbortController());
     this.from = this.offset;
     try {
-      await this.#read(signal);
+      await this.#run(signal);
     } catch (error) {
       this.#failed(error, signal);
     }
@@ -267,10 +262,15 @@ class Scan {
 
   stop() {
     this.aborter?.abort();
-    if (this.phase === "reading" || this.phase === "waiting") this.phase = "paused";
+    if (this.phase !== "idle" && this.phase !== "ended") this.phase = "paused";
+  }
+
+  #run(signal) {
+    return this.isLive ? holding(TAILS, signal, () => this.#read(signal), () => { this.phase = "queued"; this.changed(); }) : this.#read(signal);
   }
 
   async #read(signal) {
+    this.phase = "reading";
     for (let failures = 0; !signal.aborted;) {
       if (!this.isLive && this.offset >= this.head) {
         this.phase = "ended";
@@ -393,16 +393,7 @@ function Messages({ name, row, query }) {
     start();
     return () => scan.stop();
   }, [name, kind, token, mode, query.offset, query.time, isLive, query.filter]);
-  useEffect(() => {
-    let timer = 0;
-    const watch = () => {
-      clearTimeout(timer);
-      if (document.hidden) timer = setTimeout(() => scan.stop(), 30_000);
-      else if (scan.phase === "paused" && isLive) scan.aborter.signal.aborted && continueLive(scan);
-    };
-    document.addEventListener("visibilitychange", watch);
-    return () => { clearTimeout(timer); document.removeEventListener("visibilitychange", watch); };
-  }, [isLive]);
+  useEffect(() => isLive ? whileShown(() => { if (scan.phase === "paused") scan.cutter ? scan.resume() : start(); }, () => scan.stop()) : undefined, [isLive]);
   useKeys({ Escape: () => (selected ? setSelected(null) : false) });
 
   const shown = onlyCommitted ? scan.rows.filter(isCommitted) : scan.rows;
@@ -428,7 +419,8 @@ function Messages({ name, row, query }) {
     ${scan.isMasked && html`<p class="stale">Masked by this console. A token with READ can read the journal itself.</p>`}
     ${wrong && html`<p class="stale" role="alert"><${State} tone="warn">Filter<//> ${wrong}</p>`}
     ${scan.error && (rows.length || isLive ? html`<p class="stale" role="status"><${State} tone="warn">Reading again<//> ${scan.error.message}</p>` : html`<${Failure} error=${scan.error} what="reading this journal" onRetry=${start} />`)}
-    ${rows.length === 0 && !scan.error ? (scan.phase === "reading" ? html`<${Skeleton} rows=${8} />`
+    ${scan.phase === "queued" ? html`<p class="stale" role="status"><${State} tone="warn">Three other tabs are live<//> A browser has six connections to one server, and three are for live journals. This tab reads once another one stops, is closed, or is hidden for 30 s. <button class="quiet" onClick=${() => setQuery({ live: "" })}>Show the last messages</button></p>` : ""}
+    ${rows.length === 0 && !scan.error && scan.phase !== "queued" ? (scan.phase === "reading" ? html`<${Skeleton} rows=${8} />`
         : html`<${Empty} glyph=${isLive ? "◐" : "○"} title=${query.filter || onlyCommitted ? "No message matches so far" : isLive ? "Waiting for messages" : "There are no messages here"}>
           ${isLive ? html`<p>They appear when they are appended.</p>` : ""}<${Command} text=${`echo '{"hello": "world"}' | curl -X PUT --data-binary @- ${quoted(journalUrl(name))}`} /><//>`)
       : rows.length > 0 && html`<div class=${`split${selected ? " open" : ""}`}>
@@ -444,16 +436,10 @@ function Messages({ name, row, query }) {
   <//>`;
 }
 
-/** Continue a tail that ended while its tab was hidden, at its offset. */
-function continueLive(scan) {
-  scan.aborter = new AbortController();
-  scan.resume();
-}
-
 function progressText(scan, isLive, filter) {
   const scanned = filter ? `scanned ${bytes(scan.scanned)} of ${bytes(Math.max(0, scan.head - scan.from))} · ${plural(scan.hits, "hit")}` : `${bytes(scan.scanned)} read`;
   const limit = scan.dropped ? ` · the last ${count(ROWS_MAX)} are shown` : "";
-  const phase = { reading: " · reading…", waiting: isLive ? " · live" : "", paused: " · paused", step: "", ended: "" }[scan.phase] || "";
+  const phase = { reading: " · reading…", waiting: isLive ? " · live" : "", paused: " · paused", queued: " · waits for another tab" }[scan.phase] || "";
   return `${scanned}${limit}${phase}`;
 }
 
@@ -474,10 +460,10 @@ function Detail({ name, message, onClose }) {
   const raw = message.bytes ? decoder.toHex(message.bytes.slice(0, 4096)).replace(/(..)(?=.)/g, "$1 ") : "";
   return html`<aside class="detail" aria-label="Message">
     <div class="bar"><h2>Message at ${message.begin}</h2><button class="icon" onClick=${onClose} aria-label="Close the message" title="Close (Esc)">✕</button></div>
-    <dl class="facts"><dt>Status</dt><dd><${State} tone=${tone}>${word}<//>${message.acknowledged ? html`<span class="dim"> at ${clock(message.acknowledged)}</span>` : ""}</dd>
-      <dt>Offsets</dt><dd class="mono">${message.begin} – ${message.end} <span class="dim">(${count(message.size)} bytes)</span></dd>
-      ${message.uuid && html`<${Fragment}><dt>Time</dt><dd class="mono">${clock(message.time)}</dd><dt>Producer</dt><dd class="mono">${message.producer}</dd><dt>Clock</dt><dd class="mono">${String(message.clock)}</dd><dt>UUID</dt><dd class="mono">${message.uuid}</dd><//>`}
-      ${message.error && html`<${Fragment}><dt>Problem</dt><dd>${message.error === "no JSON" ? "the line is no JSON" : "no frame begins here: these bytes are passed over"}</dd><//>`}</dl>
+    <${Facts} of=${[["Status", html`<${State} tone=${tone}>${word}<//>${message.acknowledged ? html`<span class="dim"> at ${clock(message.acknowledged)}</span>` : ""}`],
+      ["Offsets", html`<span class="mono">${message.begin} – ${message.end}</span> <span class="dim">(${count(message.size)} bytes)</span>`],
+      ...(message.uuid ? [["Time", clock(message.time)], ["Producer", message.producer], ["Clock", String(message.clock)], ["UUID", message.uuid]].map(([title, text]) => [title, html`<span class="mono">${text}</span>`]) : []),
+      message.error && ["Problem", message.error === "no JSON" ? "the line is no JSON" : "no frame begins here: these bytes are passed over"]]} />
     <pre tabindex="0">${pretty.slice(0, 65536)}</pre>
     ${raw && html`<details><summary>Bytes</summary><pre tabindex="0">${raw}</pre></details>`}
     <div class="buttons"><${Copy} text=${message.text || pretty} label="copy message" /><${Copy} text=${`${location.href.split("#")[0]}${journalLink(name, { offset: message.begin })}`} label="copy link" /><${Copy} text=${curl} label="copy curl" /></div>
@@ -494,9 +480,8 @@ function Fragments({ name, row }) {
     const faults = gapsAndOverlaps(fragments);
     return html`<${FragmentBar} fragments=${fragments} head=${Number(row.head || 0)} />
       ${faults.map((fault) => html`<p key=${fault} class="stale"><${State} tone="bad">${fault}<//></p>`)}
-      <div class="table-wrap" tabindex="0" role="region" aria-label="Fragments"><table><thead><tr><th class="num">Begin</th><th class="num">End</th><th class="num">Length</th><th>Codec</th><th>Store</th><th>Stored</th><th>SHA-1</th></tr></thead>
-      <tbody>${fragments.slice(-500).reverse().map((one) => html`<tr key=${`${one.begin}-${one.end}-${one.backingStore}`}><td class="num mono"><a href=${journalLink(name, { offset: one.begin })}>${one.begin}</a></td><td class="num mono">${one.end}</td><td class="num">${bytes(one.end - one.begin)}</td>
-        <td>${codec(one.compressionCodec)}</td><td class="mono">${one.backingStore || html`<${State} tone="busy">on brokers<//>`}</td><td>${Number(one.modTime) ? since(Number(one.modTime) * 1e6) : html`<span class="dim">not yet</span>`}</td><td class="mono dim">${sha1(one.sum)}</td></tr>`)}</tbody></table></div>
+      <${Table} label="Fragments" heads="#Begin, #End, #Length, Codec, Store, Stored, SHA-1">${fragments.slice(-500).reverse().map((one) => html`<tr key=${`${one.begin}-${one.end}-${one.backingStore}`}><td class="num mono"><a href=${journalLink(name, { offset: one.begin })}>${one.begin}</a></td><td class="num mono">${one.end}</td><td class="num">${bytes(one.end - one.begin)}</td>
+        <td>${codec(one.compressionCodec)}</td><td class="mono">${one.backingStore || html`<${State} tone="busy">on brokers<//>`}</td><td>${Number(one.modTime) ? since(Number(one.modTime) * 1e6) : html`<span class="dim">not yet</span>`}</td><td class="mono dim">${sha1(one.sum)}</td></tr>`)}<//>
       ${fragments.length > 500 && html`<p class="dim">The last 500 of ${count(fragments.length)} are shown${data.nextPageToken && Number(data.nextPageToken) ? "; there are more" : ""}.</p>`}`;
   }}<//><${Command} text=${`gazctl journals fragments ${quoted(name)}`} /></div>`;
 }
@@ -555,10 +540,9 @@ function Readers({ name }) {
     const rows = found.flatMap((one) => one.rows.map((row) => ({ ...row, application: one.name })));
     const total = found.reduce((sum, one) => sum + one.total, 0);
     return html`${found.filter(({ error }) => error).map((one) => html`<p class="stale" key=${one.name}><${State} tone="warn">${one.name || "The application"} is not shown<//> ${one.error.message}</p>`)}
-      ${rows.length ? html`<div class="table-wrap" tabindex="0" role="region" aria-label="Readers"><table><thead><tr><th>Shard</th><th>Application</th><th>State</th><th>Primary</th><th class="num">Read through</th><th class="num">Lag</th><th class="num">Lag, bytes</th></tr></thead><tbody>
-        ${rows.map((row) => { const [tone, word] = shardState(row.state); const offset = row.readThrough?.[name]; const more = Object.keys(row.readThrough || {}).length - 1; return html`<tr key=${row.application + row.id}><td><a class="mono" href=${shardLink(row.application, row.id)}>${row.id}</a>${more > 0 && html`<span class="dim"> and ${plural(more, "other source")}</span>`}</td>
+      ${rows.length ? html`<${Table} label="Readers" heads="Shard, Application, State, Primary, #Read through, #Lag, #Lag in bytes">${rows.map((row) => { const [tone, word] = shardState(row.state); const offset = row.readThrough?.[name]; const more = Object.keys(row.readThrough || {}).length - 1; return html`<tr key=${row.application + row.id}><td><a class="mono" href=${shardLink(row.application, row.id)}>${row.id}</a>${more > 0 && html`<span class="dim"> and ${plural(more, "other source")}</span>`}</td>
           <td><a href=${to(["shards"], { application: row.application })}>${row.application}</a></td><td><${State} tone=${tone} title=${row.error}>${word}<//></td><td class="mono">${row.primaryName || html`<span class="dim">none</span>`}</td>
-          <td class="num mono">${offset ? html`<a href=${journalLink(name, { offset })} title="Messages from here on">${offset}</a>` : known()}</td><td class="num">${known(duration(row.lagS))}</td><td class="num">${known(bytes(row.lagBytes))}</td></tr>`; })}</tbody></table></div>
+          <td class="num mono">${offset ? html`<a href=${journalLink(name, { offset })} title="Messages from here on">${offset}</a>` : known()}</td><td class="num">${known(duration(row.lagS))}</td><td class="num">${known(bytes(row.lagBytes))}</td></tr>`; })}<//>
         ${total > rows.length && html`<p class="dim">The ${count(rows.length)} with the greatest lag of ${count(total)} are shown.</p>`}<p class="dim">Shards of applications. Programs that read by themselves are in the audit log of the brokers alone.</p>`
       : html`<${Empty} title="No shard reads this journal"><p>An application reads it whose sources select it by a label. Programs that read by themselves are not known here.</p><${Command} text="gazette run-consumer MODULE:APPLICATION" /><//>`}`;
   }}<//><${Command} text="gazctl shards list --lag" /></div>`;
@@ -578,8 +562,8 @@ function Replicas({ row }) {
       if (!name) return html`<article key=${index} class="card missing"><h2><${State} tone="warn">no replica<//></h2><p>No broker has room, or none is in another zone. A dry run says which:</p><${Command} text="gazette allocator simulate" /></article>`;
       const replica = found.get(name);
       return html`<article key=${name} class="card"><h2><a href="#/brokers">${name}</a>${name === row.primaryName ? html`<span class="tag">primary</span>` : ""}</h2>
-        <dl class="facts"><dt>Pipeline</dt><dd>${replica ? html`<${State} tone=${replica.synced ? "ok" : "warn"}>${replica.synced ? "in sync" : "not in sync"}<//>` : html`<${Maybe} text="" />`}</dd>
-          <dt>End</dt><dd class="mono"><${Maybe} text=${replica && count(replica.head)} /></dd><dt>Not stored</dt><dd><${Maybe} text=${replica && bytes(replica.unstored)} /></dd></dl></article>`;
+        <${Facts} of=${[["Pipeline", replica ? html`<${State} tone=${replica.synced ? "ok" : "warn"}>${replica.synced ? "in sync" : "not in sync"}<//>` : maybe()],
+          ["End", maybe(replica && count(replica.head))], ["Not stored", maybe(replica && bytes(replica.unstored))]]} /></article>`;
     })}</div>
     ${head?.oldestUnstoredS ? html`<p class="dim">The oldest byte that is in no store was appended ${duration(head.oldestUnstoredS)} ago.</p>` : ""}
     ${head?.error && html`<p class="stale"><${State} tone="warn">Not all is known<//> ${head.error}</p>`}
@@ -591,10 +575,10 @@ function Spec({ name }) {
   return html`<div class="scroll"><${Loaded} of=${listed} what="its spec">${(data) => {
     const journal = data.result?.journals?.[0];
     if (!journal) return html`<${Empty} title="It was removed" />`;
-    const labels = (journal.spec.labels?.labels || []).map(({ name: label, value }) => ({ name: label, value }));
+    const labels = journal.spec.labels?.labels || [];
     return html`<div class="cards wide"><article class="card"><h2>Spec</h2><pre tabindex="0">${yaml({ ...journal.spec, labels })}</pre></article>
-      <article class="card"><h2>Labels</h2>${labels.length ? html`<dl class="facts mono">${labels.map((label) => html`<${Fragment} key=${label.name + label.value}><dt>${label.name}</dt><dd>${label.value}</dd><//>`)}</dl>` : html`<p class="dim">none</p>`}
-        <h2>Revisions of Etcd</h2><dl class="facts"><dt>Created</dt><dd class="mono">${journal.createRevision}</dd><dt>Changed</dt><dd class="mono">${journal.modRevision}</dd></dl></article></div>`;
+      <article class="card"><h2>Labels</h2><${Labels} of=${labels} />
+        <h2>Revisions of Etcd</h2><${Facts} mono="mono" of=${[["Created", journal.createRevision], ["Changed", journal.modRevision]]} /></article></div>`;
   }}<//><${Command} text=${`gazctl journals edit -l ${quoted(`name=${name}`)}`} /></div>`;
 }
 

@@ -74,7 +74,7 @@ export function Linked({ href, subject, text }) {
 }
 
 /** Value, or why there is none: it is not known, or the token does not allow it. */
-export function Maybe({ text, why = "not permitted or not known" }) {
+export function maybe(text, why = "not permitted or not known") {
   return text ? text : html`<span class="unknown" title=${why}><span aria-hidden="true">–</span><span class="unseen">${why}</span></span>`;
 }
 
@@ -286,6 +286,21 @@ export function useHistory(value, time, most = HISTORY) {
 
 // ---------------------------------------------------------------- tables
 
+/** Table of few rows, whose heads are given as one text: of numbers with `#` before them. */
+export function Table({ label, heads, children }) {
+  return html`<div class="table-wrap" tabindex="0" role="region" aria-label=${label}><table><thead><tr>${heads.split(", ").map((head) => html`<th key=${head} class=${head[0] === "#" ? "num" : ""}>${head.replace("#", "")}</th>`)}</tr></thead><tbody>${children}</tbody></table></div>`;
+}
+
+/** Names, each with its value; without those that have none. */
+export function Facts({ of, mono = "" }) {
+  return html`<dl class=${`facts ${mono}`}>${of.filter(Boolean).map(([name, value]) => html`<${Fragment} key=${name}><dt>${name}</dt><dd>${value}</dd><//>`)}</dl>`;
+}
+
+/** Labels of a journal or shard. */
+export function Labels({ of }) {
+  return of.length ? html`<${Facts} mono="mono" of=${of.map(({ name, value }) => [name, value])} />` : html`<p class="dim">none</p>`;
+}
+
 export const ROW_PX = 28;
 const OVERSCAN = 6;
 
@@ -424,9 +439,19 @@ export function useSearch(query) {
   return [text, search];
 }
 
-/** Say a change of a state to screen readers. */
+/** Say a text to screen readers. */
 export function announce(text) {
   document.getElementById("announce").textContent = text;
+}
+
+/** Say a value to screen readers when it has changed; not the first one, nor what is not known. */
+export function useAnnounced(value, say) {
+  const last = useRef(undefined);
+  useEffect(() => {
+    if (value === undefined) return;
+    if (last.current !== undefined) announce(say(value));
+    last.current = value;
+  }, [value]);
 }
 
 // ---------------------------------------------------------------- places

@@ -1,7 +1,7 @@
 // Pages of shards: the list of an application, and one shard.
-import { useEffect, useRef, useState } from "./vendor/hooks.js";
+import { useEffect, useState } from "./vendor/hooks.js";
 import { COMPONENT, CallError, atMember, call, mayApply, memberName, useApplications, useCall, usePages, useToken } from "./api.js";
-import { Change, Command, Empty, Failure, Fragment, Loaded, Maybe, Meter, Search, Skeleton, Stale, State, StateFilter, Tabs, VirtualTable, announce, bytes, clock, count, duration, html, journalLink, plural, quoted, setQuery, shardLink, shardState, to, useSearch } from "./parts.js";
+import { Change, Command, Empty, Facts, Failure, Labels, Loaded, Meter, Search, Skeleton, Stale, State, StateFilter, Table, Tabs, VirtualTable, bytes, clock, count, duration, html, journalLink, maybe, plural, quoted, setQuery, shardLink, shardState, to, useAnnounced, useSearch } from "./parts.js";
 
 const SORTS = { id: "BY_ID", state: "BY_SHARD_STATE", lag: "BY_LAG_SECONDS", bytes: "BY_LAG_BYTES" };
 const REFRESH_MS = 3000;
@@ -9,10 +9,10 @@ const REFRESH_MS = 3000;
 const COLUMNS = [
   { name: "name", title: "Shard", sort: "id", cell: (row) => html`<a href=${shardLink(row.application, row.id)} title=${row.id}>${row.id}</a>` },
   { name: "state", title: "State", sort: "state", cell: (row) => html`<${State} tone=${shardState(row.state)[0]} title=${row.error}>${shardState(row.state)[1]}<//>` },
-  { name: "primary", title: "Primary", cell: (row) => html`<${Maybe} text=${row.primaryName} why="no primary" />` },
+  { name: "primary", title: "Primary", cell: (row) => maybe(row.primaryName, "no primary") },
   { name: "replicas", title: "Standbys", cell: (row) => html`<span title=${row.others.join("\n")}>${row.others.join("  ") || html`<span class="dim">none</span>`}</span>` },
-  { name: "lag", title: "Lag", sort: "lag", cell: (row) => html`<${Maybe} text=${duration(row.lagS)} />` },
-  { name: "bytes", title: "Lag, bytes", sort: "bytes", cell: (row) => html`<${Maybe} text=${bytes(row.lagBytes)} />` },
+  { name: "lag", title: "Lag", sort: "lag", cell: (row) => maybe(duration(row.lagS)) },
+  { name: "bytes", title: "Lag in bytes", sort: "bytes", cell: (row) => maybe(bytes(row.lagBytes)) },
   { name: "recovery", title: "Progress", cell: (row) => (row.error ? html`<span class="problem-line" title=${row.error}>${row.error.split("\n")[0]}</span>` : html`<${Recovery} row=${row} />`) },
 ];
 
@@ -33,11 +33,7 @@ export function Shards({ at }) {
   const query = { search: q, sort: SORTS[by] || "BY_ID", descending, states: state ? [state] : [] };
   const pages = usePages(chosen ? atMember(chosen.member, "v1/shards/page") : null, query, REFRESH_MS);
   const failed = Number(pages.states?.FAILED || 0);
-  const last = useRef(null);
-  useEffect(() => {
-    if (last.current !== null && failed > last.current) announce(`${count(failed)} shards have failed`);
-    last.current = failed;
-  }, [failed]);
+  useAnnounced(pages.time && failed, () => `${plural(failed, "shard")} failed`);
   if (!chosen) {
     return html`<section><div class="title"><h1>Shards</h1></div><${Loaded} of=${members} what="the members of the cluster">${() => html`<${Empty} title="No application runs">
       <p>Shards are run by processes of an application, which are found in the cluster's Etcd:</p><${Command} text="gazette run-consumer MODULE:APPLICATION" /><//>`}<//></section>`;
@@ -74,11 +70,7 @@ export function Shard({ at }) {
   const row = page.data?.rows?.find((one) => one.id === id);
   const isElsewhere = page.data && !row && index + 1 < candidates.length;
   useEffect(() => { if (isElsewhere) setIndex(index + 1); }, [isElsewhere]);
-  const last = useRef("");
-  useEffect(() => {
-    if (row && last.current && last.current !== row.state) announce(`${id} is ${shardState(row.state)[1]}`);
-    last.current = row?.state || "";
-  }, [row?.state]);
+  useAnnounced(row?.state, (state) => `${id} is ${shardState(state)[1]}`);
   const title = html`<h1 class="path"><a href=${to(["shards"], { application: chosen?.name || "" })}>${chosen?.name || page.data?.application || "shards"}</a><span class="dim"> / </span><b>${id}</b></h1>`;
   if (!chosen) return html`<section><div class="title">${title}</div><${Loaded} of=${members} what="the members of the cluster">${() => html`<${Empty} title="No process of the application answers" />`}<//></section>`;
   if (!row) {
@@ -91,7 +83,7 @@ export function Shard({ at }) {
   const shard = list.data?.shards?.find((one) => one.spec?.id === id);
   return html`<section><div class="title">${title}
       <dl class="summary"><div><dt>State</dt><dd><${State} tone=${tone}>${word}<//></dd></div><div><dt>Primary</dt><dd>${primary || "none"}</dd></div>
-        <div><dt>Lag</dt><dd><${Maybe} text=${duration(row.lagS)} /></dd></div><div><dt>Not read</dt><dd><${Maybe} text=${bytes(row.lagBytes)} /></dd></div>
+        <div><dt>Lag</dt><dd>${maybe(duration(row.lagS))}</dd></div><div><dt>Not read</dt><dd>${maybe(bytes(row.lagBytes))}</dd></div>
         ${Number(row.watermarkUs) > 0 && html`<div><dt>Complete through</dt><dd>${clock(Number(row.watermarkUs) / 1000, false)}</dd></div>`}</dl></div>
     <${Stale} error=${page.error} time=${page.time} />
     <div class="bar under"><${Tabs} label="Views of the shard" tabs=${TABS} current=${tab} onChoose=${(value) => setQuery({ tab: value === "status" ? "" : value })} /></div>
@@ -118,8 +110,7 @@ function Status({ row, names, primary, shard, member: asked, onChange }) {
       <${Command} text=${unassignCommand(row.id)} /><${Command} text=${`gazctl shards skip ${quoted(row.id)} --save skipped.jsonl`} /></article>`)}
     <${Unassign} id=${row.id} holder=${shown.map(([member]) => member).filter(Boolean).join(" and ")} member=${asked} isFailed=${shown.length > 0} onChange=${onChange} />
     ${Number(row.recoveryBytes) > 0 && row.state !== "PRIMARY" && html`<article class="card"><h2>Recovery</h2><${Recovery} row=${row} /><p class="dim">${bytes(row.recoveredBytes || 0)} of ${bytes(row.recoveryBytes)} are read from its log.</p></article>`}
-    <div class="cards wide"><article class="card"><h2>Sources</h2>${sources.length ? html`<div class="table-wrap" tabindex="0" role="region" aria-label="Sources"><table><thead><tr><th>Journal</th><th class="num">Read through</th></tr></thead><tbody>
-        ${sources.map(([journal, offset]) => html`<tr key=${journal}><td><a class="mono" href=${journalLink(journal)}>${journal}</a></td><td class="num mono"><a href=${journalLink(journal, { offset })} title="Messages from here on">${offset}</a></td></tr>`)}</tbody></table></div>` : html`<p class="dim">Not known, or not permitted.</p>`}</article>
+    <div class="cards wide"><article class="card"><h2>Sources</h2>${sources.length ? html`<${Table} label="Sources" heads="Journal, #Read through">${sources.map(([journal, offset]) => html`<tr key=${journal}><td><a class="mono" href=${journalLink(journal)}>${journal}</a></td><td class="num mono"><a href=${journalLink(journal, { offset })} title="Messages from here on">${offset}</a></td></tr>`)}<//>` : html`<p class="dim">Not known, or not permitted.</p>`}</article>
       <article class="card"><h2>Processes</h2><ul class="plain">${(row.members || []).map((index) => html`<li key=${index}><span class="mono">${names[index]}</span> ${index === row.primary ? html`<span class="tag">primary</span>` : html`<span class="tag quiet-tag">standby</span>`} ${shard?.status?.[(row.members || []).indexOf(index)] && html`<span class="dim">${String(shard.status[(row.members || []).indexOf(index)].code || "").toLowerCase()}</span>`}</li>`)}</ul>
         ${row.recoveryLog && html`<h2>Recovery log</h2><a class="mono" href=${journalLink(row.recoveryLog)}>${row.recoveryLog}</a>`}</article></div>
     <${Command} text=${`gazctl shards list -l ${quoted(`id=${row.id}`)} --lag --errors`} />`;
@@ -152,8 +143,7 @@ function ShardState({ id, member, query, isRunning }) {
   if (!isRunning) return html`<${Empty} title="The state is read from a running primary"><p>The shard has none now. Its files are restored from its log by:</p><${Command} text=${`gazctl shards recover --id ${quoted(id)} --dir ./recovered`} /><//>`;
   return html`<div class="bar"><div class="chips" role="group" aria-label="Part of the state">${WHATS.map(([value, title]) => html`<button key=${value} class="chip" aria-pressed=${String(value === what)} onClick=${() => setQuery({ what: value })}>${title}</button>`)}</div>
       <form class="filter" onSubmit=${(event) => { event.preventDefault(); setQuery({ key: text }); }}><${Search} label="Key" placeholder="one key; Enter" value=${text} onInput=${(value) => { setText(value); if (!value) setQuery({ key: "" }); }} /></form></div>
-    <${Loaded} of=${answer} what="the state of shards">${({ entries = [], more }) => (entries.length ? html`<div class="table-wrap" tabindex="0" role="region" aria-label="State"><table><thead><tr><th>Place</th><th>Key</th><th>Value</th></tr></thead><tbody>
-      ${entries.map((entry, index) => html`<tr key=${index}><td class="dim">${entry.place}</td><td class="mono">${entry.key}</td><td class="mono value">${entry.value}</td></tr>`)}</tbody></table></div>${more && html`<p class="dim">These are the first ${count(entries.length)}. Give a key to see another.</p>`}`
+    <${Loaded} of=${answer} what="the state of shards">${({ entries = [], more }) => (entries.length ? html`<${Table} label="State" heads="Place, Key, Value">${entries.map((entry, index) => html`<tr key=${index}><td class="dim">${entry.place}</td><td class="mono">${entry.key}</td><td class="mono value">${entry.value}</td></tr>`)}<//>${more && html`<p class="dim">These are the first ${count(entries.length)}. Give a key to see another.</p>`}`
       : html`<${Empty} title=${key ? "There is no such key" : "Nothing here"} />`)}<//><${Command} text=${command} />`;
 }
 
@@ -162,7 +152,7 @@ function ShardSpec({ shard, error, id }) {
   const { spec } = shard;
   const facts = [["Sources", (spec.sources || []).map(({ journal }) => journal).join(", ")], ["Standbys", spec.hotStandbys], ["Recovery logs below", spec.recoveryLogPrefix], ["Hints below", spec.hintPrefix],
     ["Transactions", `${spec.minTxnDuration || "0s"} to ${spec.maxTxnDuration || "0s"}`], ["Disabled", spec.disable ? "yes" : "no"], ["Created, changed", `${shard.createRevision}, ${shard.modRevision}`]];
-  return html`<div class="cards wide"><article class="card"><h2>Spec</h2><dl class="facts">${facts.map(([name, value]) => html`<${Fragment} key=${name}><dt>${name}</dt><dd class="mono">${String(value ?? "") || "none"}</dd><//>`)}</dl></article>
-    <article class="card"><h2>Labels</h2>${(spec.labels?.labels || []).length ? html`<dl class="facts mono">${spec.labels.labels.map(({ name, value }) => html`<${Fragment} key=${name + value}><dt>${name}</dt><dd>${value}</dd><//>`)}</dl>` : html`<p class="dim">none</p>`}</article></div>
+  return html`<div class="cards wide"><article class="card"><h2>Spec</h2><${Facts} mono="mono" of=${facts.map(([name, value]) => [name, String(value ?? "") || "none"])} /></article>
+    <article class="card"><h2>Labels</h2><${Labels} of=${spec.labels?.labels || []} /></article></div>
     <${Command} text=${`gazctl shards edit -l ${quoted(`id=${id}`)}`} />`;
 }

@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from gazette_sdk.console.mount import STATIC, load_files
+from gazette_sdk.console.mount import STATIC, load_files, without_comments
 
 ROOT = Path(__file__).parents[3]
 OWN = sorted(path for path in STATIC.iterdir() if path.suffix in {".js", ".html", ".css"})
@@ -63,6 +63,20 @@ def test_the_whole_console_has_at_most_60_kb_as_gzip():
     files = load_files()
     compressed = sum(len(file.compressed) for file in files.files.values())
     assert compressed + len(files.page_of("broker").compressed) <= 60_000
+
+
+def test_comments_are_not_served_and_lines_keep_their_numbers():
+    served = load_files().files
+    for path in OWN:
+        if path.suffix != ".js":
+            continue
+        whole, sent = path.read_text().splitlines(), served[path.name].content.decode().splitlines()
+        assert len(whole) == len(sent)
+        changed = [old for old, new in zip(whole, sent, strict=True) if old != new]
+        assert all(line.lstrip().startswith(("//", "/*", "*")) for line in changed)
+        assert not any(line.lstrip().startswith(("//", "/*", "* ")) for line in sent), path.name
+    script = b"const a = 1; // one\n  // two\n/** three\n * four */\nconst b = `\n//${a}`;\n"
+    assert without_comments(script).startswith(b"const a = 1; // one\n\n\n\nconst b")
 
 
 def test_a_wheel_is_refused_without_the_libraries(tmp_path, monkeypatch):
