@@ -7,13 +7,15 @@ const ROOT = new URL("../", location.href.split(/[?#]/)[0]);
 const TOKEN_KEY = "gazette-token";
 const TIMEOUT_MS = 15_000;
 
+const stated = (name) => document.querySelector(`meta[name=${name}]`)?.getAttribute("content");
+
 /** Server of the page: broker, consumer, or cluster for one with the calls of both. */
-export const COMPONENT = document.querySelector("meta[name=component]").content;
+export const COMPONENT = stated("component");
 
 /** True if the server passes changes on without a token; the cluster may ask for one nevertheless. */
-const TAKES_ANY_CHANGE = document.querySelector("meta[name=changes]").content === "any";
+const TAKES_ANY_CHANGE = stated("changes") === "any";
 
-const FEATURES = document.querySelector("meta[name=features]").content;
+const FEATURES = stated("features") || "";
 const HAS_MASKS = FEATURES.includes("masks");
 
 /** Failure of a call. `status` is that of HTTP; 0 where no answer came. */
@@ -60,6 +62,7 @@ export function useToken() {
   return token;
 }
 
+/** @type {[number, string][]} */
 const CAPABILITIES = [[2, "LIST"], [4, "APPLY"], [8, "READ"], [16, "APPEND"], [32, "REPLICATE"]];
 
 /** Claims of a token as it states them; the servers verify them. */
@@ -137,14 +140,14 @@ export async function* stream(path, body, signal, onOpen) {
 }
 
 async function* linesOf(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  const reader = bodyOf(response).pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
     for (;;) {
       const { done, value } = await reader.read();
       if (done) break;
       const lines = (rest + value).split("\n");
-      rest = lines.pop();
+      rest = lines.pop() || "";
       for (const line of lines) if (line) yield JSON.parse(line);
     }
     if (rest.trim()) yield JSON.parse(rest);
@@ -155,6 +158,9 @@ async function* linesOf(response) {
     reader.cancel().catch(() => {});
   }
 }
+
+/** Body of an answer: there is one, as the status of none forbids it. */
+const bodyOf = (response) => /** @type {ReadableStream<any>} */ (response.body);
 
 function unwrap(line) {
   if (line.error) throw new CallError(line.error.httpCode || 500, line.error.message);
@@ -223,7 +229,7 @@ export async function* content(name, offset, block, signal) {
   if (response.headers.has("X-Console-Masked")) return yield* masked(response);
   const range = /^bytes (\d+)-/.exec(response.headers.get("Content-Range") || "");
   let at = range ? Number(range[1]) : offset;
-  const reader = response.body.getReader();
+  const reader = bodyOf(response).getReader();
   try {
     for (;;) {
       const { done, value } = await reader.read();
@@ -243,10 +249,10 @@ export async function* content(name, offset, block, signal) {
 
 /** Wait for a time, or until the signal. */
 export function pause(ms, signal) {
-  return new Promise((resolve) => {
+  return /** @type {Promise<void>} */ (new Promise((resolve) => {
     const timer = setTimeout(resolve, ms);
     signal?.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, { once: true });
-  });
+  }));
 }
 
 /** Run `work` again after each period while the page is visible. */
@@ -275,6 +281,9 @@ export function usePolling(work, everyMs, keys) {
 /**
  * Answer of a call, made again each period. `path` of null makes none.
  * After a failure `data` is that of the last answer, and `error` says why it is old.
+ *
+ * @param {string | null} path
+ * @param {object} [body]
  */
 export function useCall(path, body, everyMs = 0) {
   return useAnswer(path && ((signal) => call(path, body, signal)), [path, body], everyMs);
@@ -284,7 +293,7 @@ export function useCall(path, body, everyMs = 0) {
 export function useAnswer(ask, keys, everyMs) {
   const used = useToken();
   const key = JSON.stringify([...keys, used, !ask]);
-  const [state, setState] = useState({ key: "", data: undefined, error: null, time: 0 });
+  const [state, setState] = useState(/** @type {Answer} */ ({ key: "", data: undefined, error: null, time: 0 }));
   const reload = usePolling(async (signal) => {
     if (!ask) return;
     try {
@@ -294,9 +303,13 @@ export function useAnswer(ask, keys, everyMs) {
       if (!signal.aborted) setState((old) => ({ ...(old.key === key ? old : { data: undefined, time: 0 }), key, error }));
     }
   }, everyMs, [key]);
-  const current = state.key === key ? state : { data: undefined, error: null, time: 0 };
+  const current = state.key === key ? state : /** @type {Answer} */ ({ data: undefined, error: null, time: 0 });
   return { ...current, isLoading: Boolean(ask) && current.data === undefined && !current.error, reload };
 }
+
+/** @typedef {{key?: string, data: any, error: any, time: number}} Answer */
+
+/** @typedef {{key: string, rows: Map<number, any>, total: number, states: object, application?: string, error: any, isLoading: boolean, time?: number}} Pages */
 
 export const PAGE_ROWS = 100;
 
@@ -309,7 +322,7 @@ export function usePages(path, query, everyMs) {
   const used = useToken();
   const key = JSON.stringify([path, query, used]);
   const [range, setRange] = useState("0-0");
-  const [state, setState] = useState({ key: "", rows: new Map(), total: 0, states: {}, error: null, isLoading: true });
+  const [state, setState] = useState(/** @type {Pages} */ ({ key: "", rows: new Map(), total: 0, states: {}, error: null, isLoading: true }));
   const latest = useRef(state);
   latest.current = state;
   const reload = usePolling(async (signal) => {
@@ -487,7 +500,7 @@ const IDS_MAX = 4 * EVENTS_MAX;
 export function useEvents() {
   const used = useToken();
   const [, update] = useState(0);
-  const kept = useMemo(() => ({ events: [], ids: new Set(), total: 0, timer: 0 }), [used]);
+  const kept = useMemo(() => ({ events: /** @type {any[]} */ ([]), ids: new Set(), total: 0, timer: 0 }), [used]);
   const add = (events) => {
     const added = events.filter(({ id }) => !kept.ids.has(id));
     for (const { id } of added) kept.ids.add(id);

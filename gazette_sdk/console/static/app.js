@@ -4,6 +4,7 @@ import { useEffect, useErrorBoundary, useLayoutEffect, useRef, useState } from "
 import { COMPONENT, claimsOf, hasKeys, setToken, takeTokenOfAddress, useToken } from "./api.js";
 import { Empty, Facts, Skeleton, clock, html, place, useDialog, useKeys } from "./parts.js";
 
+/** Pages: name, title, key, and what loads it. @type {[string, string, string, () => Promise<any>][]} */
 const PAGES = [
   ["", "Overview", "o", () => import("./cluster.js").then((module) => module.Overview)],
   ["journals", "Journals", "j", () => import("./journals.js").then((module) => module.Journals)],
@@ -105,9 +106,10 @@ function SignIn() {
 
 // ---------------------------------------------------------------- keys
 
+/** @type {[string, string][]} */
 const KEYS = [
   ["/", "search or filter"], ["j  k  ↓  ↑", "next, previous row"], ["Enter", "open the row"], ["Esc", "leave a field, close a panel"],
-  ...SHOWN.map(([, title, key]) => [`g ${key}`, title]), ["d", "change the theme"], ["?", "these keys"],
+  ...SHOWN.map(([, title, key]) => /** @type {[string, string]} */ ([`g ${key}`, title])), ["d", "change the theme"], ["?", "these keys"],
 ];
 
 function Help() {
@@ -168,4 +170,4 @@ function App() {
 }
 
 takeTokenOfAddress();
-render(html`<${App} />`, document.getElementById("app"));
+render(html`<${App} />`, /** @type {Element} */ (document.getElementById("app")));

@@ -233,7 +233,7 @@ function hexRow(bytes) {
  * Fields {number, value} of a protobuf message, or null if the bytes are none. With {root, types} of
  * a descriptor set `number` is a name where that has one: types[root][number] is [name, type, of].
  */
-export function wireFields(bytes, depth = 0, { root, types } = {}) {
+export function wireFields(bytes, depth = 0, { root, types } = /** @type {any} */ ({})) {
   const fields = [];
   let at = 0;
   const varint = () => {
@@ -251,7 +251,7 @@ export function wireFields(bytes, depth = 0, { root, types } = {}) {
       const value = varint();
       if (value === null || !kind) return value;
       if (kind > 16) return (value >> 1n) ^ -(value & 1n);
-      return kind === 8 ? value > 0n : types[of]?.[value] ?? BigInt.asIntN(kind === 4 ? 65 : 64, value);
+      return kind === 8 ? value > 0n : types[of]?.[String(value)] ?? BigInt.asIntN(kind === 4 ? 65 : 64, value);
     }
     const size = type === 1 ? 8 : 4;
     if (at + size > bytes.length) return null;
@@ -266,7 +266,7 @@ export function wireFields(bytes, depth = 0, { root, types } = {}) {
   while (at < bytes.length) {
     const tag = varint();
     if (tag === null || tag >> 3n === 0n || tag > 0xffffffffn) return null;
-    const [number, kind, of] = types?.[root]?.[tag >> 3n] || [Number(tag >> 3n)];
+    const [number, kind, of] = types?.[root]?.[String(tag >> 3n)] || [Number(tag >> 3n)];
     const type = Number(tag & 7n);
     if (![0, 1, 2, 5].includes(type)) return null;
     let end = at + 1;
@@ -314,7 +314,7 @@ function wireObject(fields) {
   for (const { number, value } of fields) {
     const one = typeof value === "bigint" ? Number(value)
       : value.fields ? wireObject(value.fields) : value.text ?? value.uuid ?? value.hex ?? value;
-    if (number in result) result[number] = [].concat(result[number], [one]);
+    if (number in result) result[number] = /** @type {any[]} */ ([]).concat(result[number], [one]);
     else result[number] = one;
   }
   return result;

@@ -1,5 +1,5 @@
 // Pages of journals: the list, and one journal with its messages, fragments, replicas and spec.
-import { useEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
+import { useEffect, useMemo, useState } from "./vendor/hooks.js";
 import { CallError, TAILS, atMember, call, claimsOf, content, first, holding, journalUrl, mayApply, memberName, offsetsOf, pause, resolved, typesOf, useAnswer, useApplications, useCall, usePages, useToken, whileShown } from "./api.js";
 import { Change, Command, Copy, Empty, Facts, Failure, Fragment, Labels, Loaded, Path, Search, Skeleton, Stale, State, StateFilter, Table, Tabs, VirtualTable, bytes, clock, count, duration, html, journalLink, journalState, maybe, plural, quoted, rate, setQuery, shardLink, shardState, shortClock, since, to, useAnnounced, useKeys, useSearch } from "./parts.js";
 
@@ -77,7 +77,7 @@ function CreatePartitions({ isOffered, onChange }) {
   const token = useToken();
   const [typed, setTyped] = useState("");
   const [text, setText] = useState("1");
-  const [known, setKnown] = useState({ topic: "", partitions: [], error: null });
+  const [known, setKnown] = useState({ topic: "", partitions: /** @type {{number: number, spec: any}[]} */ ([]), error: /** @type {any} */ (null) });
   useEffect(() => {
     const aborter = new AbortController();
     if (!typed) return undefined;
@@ -97,11 +97,11 @@ function CreatePartitions({ isOffered, onChange }) {
   const last = isKnown ? known.partitions.at(-1) : undefined;
   const most = last ? Math.min(NEW_PARTITIONS_MAX, PARTITION_MAX - last.number) : NEW_PARTITIONS_MAX;
   const number = /^\d+$/.test(text) ? Number(text) : 0;
-  const isPossible = Boolean(last) && number >= 1 && number <= most;
+  const isPossible = last !== undefined && number >= 1 && number <= most;
   const names = isPossible ? Array.from({ length: number }, (_, index) => partitionName(known.topic, last.number + 1 + index)) : [];
   const command = isPossible ? `gazctl topics grow ${quoted(typed)} --partitions ${last.number + 1 + number}` : "";
   const run = async () => {
-    const { suspend, ...spec } = last.spec;
+    const { suspend, ...spec } = last?.spec;
     const changes = names.map((name) => ({ expectModRevision: "0", upsert: { ...spec, name } }));
     const answer = await call("v1/journals/apply", { changes });
     onChange();
@@ -172,7 +172,7 @@ function Title({ name, row }) {
 
 // ---------------------------------------------------------------- messages
 
-/** Module of decoders, which only messages need. */
+/** Decoders, which only messages need. @type {typeof import("./decode.js")} */
 let decoder;
 const ROWS_MAX = 2000;
 const STEP_BYTES = 64 * 1024 * 1024;
@@ -212,6 +212,12 @@ function withoutUuid(row) {
 class Scan {
   constructor(onChange) {
     this.onChange = onChange;
+    this.name = this.kind = "";
+    this.cutter = this.sequencer = /** @type {any} */ (null);
+    this.isLive = this.isLast = this.isMasked = false;
+    this.types = undefined;
+    /** @type {null | ((message: object) => unknown)} */
+    this.filter = null;
     this.rows = [];
     this.hits = 0;
     this.scanned = 0;
@@ -228,9 +234,8 @@ class Scan {
   /** Begin at an offset. */
   async start(name, kind, from, { known: given, isLive, isLast, filter }) {
     this.stop();
-    Object.assign(this, { name, kind, isLive, isLast, filter, cutter: null, rows: [], hits: 0, scanned: 0, dropped: 0, error: null, phase: "reading" });
+    Object.assign(this, { name, kind, isLive, isLast, filter, cutter: null, sequencer: new decoder.Sequencer(), rows: [], hits: 0, scanned: 0, dropped: 0, error: null, phase: "reading" });
     const { signal } = (this.aborter = new AbortController());
-    this.sequencer = new decoder.Sequencer();
     this.changed();
     try {
       this.types = kind === "fixed" ? await typesOf(name, signal) : undefined;
@@ -313,6 +318,7 @@ class Scan {
     this.changed();
   }
 
+  /** @param {any} content bytes from an offset on, or the frames up to `end` */
   #take({ offset, bytes: chunk, frames, end = offset + chunk?.length }) {
     this.isMasked = Boolean(frames);
     if (frames && !frames.length && end < this.head) return; // the rest is read again

@@ -151,7 +151,10 @@ export function Command({ text }) {
 
 // ---------------------------------------------------------------- changes
 
-/** Reference of a dialog, and the functions that open and close it. */
+/**
+ * Reference of a dialog, and the functions that open and close it.
+ * @returns {[object, () => void, () => void]}
+ */
 export function useDialog() {
   const dialog = useRef(null);
   return [dialog, () => dialog.current.showModal(), () => dialog.current.close()];
@@ -170,7 +173,7 @@ export function Change({ label, title, noun, name, command, isOffered, run, onTy
   const wasOffered = useRef(false);
   useEffect(() => {
     const isLost = wasOffered.current && !isOffered && document.activeElement === document.body;
-    if (isLost) document.querySelector("main").focus({ preventScroll: true });
+    if (isLost) document.querySelector("main")?.focus({ preventScroll: true });
     wasOffered.current = isOffered;
   }, [isOffered]);
   const type = (text) => { setTyped(text); onType?.(text); };
@@ -277,7 +280,7 @@ export function Meter({ value, of, label, tone = "" }) {
 
 /** Last values of a number that is polled, oldest first. */
 export function useHistory(value, time, most = HISTORY) {
-  const kept = useRef({ time: 0, values: [] });
+  const kept = useRef({ time: 0, values: /** @type {any[]} */ ([]) });
   if (time && time !== kept.current.time) {
     kept.current = { time, values: [...kept.current.values, value].slice(-most) };
   }
@@ -397,9 +400,10 @@ export function useKeys(map) {
 
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const isTyping = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) || document.querySelector("dialog[open]");
+  const target = /** @type {HTMLElement} */ (event.target);
+  const isTyping = /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName) || document.querySelector("dialog[open]");
   if (isTyping) {
-    if (event.key === "Escape" && event.target.blur) event.target.blur();
+    if (event.key === "Escape") target.blur();
     return;
   }
   for (let index = handlers.length - 1; index >= 0; index--) {
@@ -417,7 +421,7 @@ export function Search({ value, onInput, placeholder, label, id = "search" }) {
   useKeys({ "/": () => { input.current.focus(); input.current.select(); } });
   return html`<div class="search"><label class="unseen" for=${id}>${label}</label>
     <input id=${id} ref=${input} type="search" autocomplete="off" spellcheck=${false} placeholder=${placeholder} value=${value} onInput=${(event) => onInput(event.target.value)}
-      onKeyDown=${(event) => { if (event.key === "Enter" || event.key === "ArrowDown") document.querySelector(".table")?.focus(); }} />
+      onKeyDown=${(event) => { if (event.key === "Enter" || event.key === "ArrowDown") /** @type {HTMLElement | null} */ (document.querySelector(".table"))?.focus(); }} />
     <kbd aria-hidden="true">/</kbd></div>`;
 }
 
@@ -441,7 +445,7 @@ export function useSearch(query) {
 
 /** Say a text to screen readers. */
 export function announce(text) {
-  document.getElementById("announce").textContent = text;
+  document.getElementById("announce")?.replaceChildren(text);
 }
 
 /** Say a value to screen readers when it has changed; not the first one, nor what is not known. */
