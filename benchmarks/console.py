@@ -1,6 +1,7 @@
 """Cost of an open console for brokers: processor time, and latency of appends.
 
     python benchmarks/console.py [--journals 1200] [--polls 60] [--seconds 10] [--rounds 5] [--json]
+    python benchmarks/console.py --tail 120 [--rate 2000] [--json]
 
 Three brokers in three zones, each in a process of its own, hold all journals with three replicas. A
 client makes the calls of the overview as the page does, at its pace. A browser on this machine
@@ -8,10 +9,15 @@ would take processor time from the brokers.
 
 Other work of brokers takes more time than the console. So processor time is read at the ends of
 short slices: the cost is that of slices with a poll beyond the median of slices without one.
+
+With --tail a browser follows a journal for some seconds: how much memory and processor time its
+page takes, and if a message is lost or comes twice. The primary is killed meanwhile, and the tab is
+hidden for 35 s. At the default rate 60 s have 120,000 messages. 3600 is an hour.
 """
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import tempfile
 import threading
@@ -128,9 +134,127 @@ def appends(publisher: Publisher, seconds: float) -> Sequence[float]:
     return taken
 
 
+# ---------------------------------------------------------------- a page that follows a journal
+
+RECORD = """
+(() => {
+  // How often the page adds each message to its rows, by number; readers see no duplicates.
+  const times = self.times = new Uint8Array(MOST);
+  const { push } = Array.prototype;
+  Array.prototype.push = function (...items) {
+    const [item] = items;
+    if (item && item.state && item.begin !== undefined && item.state !== "duplicate") {
+      times[/"number":(\\d+)/.exec(item.text)[1]]++;
+    }
+    return push.apply(this, items);
+  };
+})();
+"""
+COUNT = """(most) => {
+  const found = times.subarray(0, most);
+  return found.filter((each) => each !== 1).length;
+}"""
+HIDE = """(hidden) => {
+  Object.defineProperty(document, 'hidden', {configurable: true, get: () => hidden});
+  document.dispatchEvent(new Event('visibilitychange'));
+}"""
+FOLLOWED = """
+name: orders/part-000
+replication: 2
+labels: [{name: content-type, value: application/x-ndjson}]
+fragment: {length: 16777216, compression_codec: GZIP, stores: ["file:///"], refresh_interval: 30m}
+"""
+HIDDEN_S = 35.0
+HEAP_MB = 60.0
+
+
+def keep_publishing(address: str, seconds: float, rate: int, count: list[int]) -> None:
+    """Publish messages at a rate, and set their number."""
+    transport = connect(address)
+    try:
+        with Publisher(mapping=mapping.direct("orders/part-000"), transport=transport) as publisher:
+            began, number = time.monotonic(), 0
+            while (spent := time.monotonic() - began) < seconds:
+                while number < spent * rate:
+                    order = {"number": number, "customer": f"c{number % 997}", "note": "x" * 60}
+                    publisher.publish(order)
+                    number += 1
+                time.sleep(0.02)
+            publisher.publish({"number": number, "note": "the last"}).result(120)
+            count.append(number + 1)
+    finally:
+        run(transport.aclose(), 10)
+
+
+def follow(data: str, seconds: float, rate: int) -> list[Figure]:
+    """Follow a journal in a browser; return the figures of its page."""
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415 - of the extra dev
+
+    with (
+        LocalCluster(data, brokers=3, lease_ttl_s=2, sync_etcd=False) as cluster,
+        sync_playwright() as playwright,
+    ):
+        cluster.apply(FOLLOWED)
+        cluster.wait_until_ready()
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.goto(f"{cluster.address}/console/#/journals/orders/part-000?live=1")
+        page.get_by_text("Waiting for messages").wait_for()
+        primary = page.locator(".summary dd").nth(2).inner_text().partition("/")[2]
+        survivor = next(each for each in cluster.brokers if each.name != primary)
+        session = page.context.new_cdp_session(page)
+        session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+        def metric(name: str) -> float:
+            found = session.send("Performance.getMetrics")["metrics"]
+            return float(next(each["value"] for each in found if each["name"] == name))
+
+        def heap_mb() -> float:
+            session.send("HeapProfiler.collectGarbage")
+            return metric("JSHeapUsedSize") / 1e6
+
+        page.add_init_script(RECORD.replace("MOST", str(int(1.1 * seconds * rate))))
+        page.goto("about:blank")
+        page.goto(f"{survivor.address}/console/#/journals/orders/part-000?live=1")
+        page.get_by_text("Waiting for messages").wait_for()
+        count: list[int] = []
+        publishing = threading.Thread(
+            target=keep_publishing, args=(survivor.address, seconds, rate, count)
+        )
+        before, began = metric("TaskDuration"), time.monotonic()
+        publishing.start()
+        page.wait_for_timeout(seconds / 8 * 1000)
+        cluster.broker(primary).kill()
+        page.wait_for_timeout(seconds / 8 * 1000)
+        page.evaluate(HIDE, True)
+        page.wait_for_timeout(HIDDEN_S * 1000)
+        page.evaluate(HIDE, False)
+        heaps = []
+        while publishing.is_alive():
+            page.wait_for_timeout(5000)
+            heaps.append(heap_mb())
+        page.locator(".rows .row").filter(has_text="the last").wait_for(timeout=120_000)
+        percent = 100 * (metric("TaskDuration") - before) / (time.monotonic() - began)
+        heaps.append(heap_mb())
+        wrong = page.evaluate(COUNT, count[0])
+        browser.close()
+    return [
+        Figure("heap, greatest", max(heaps), HEAP_MB, "MB", 1.0, more_is_better=False),
+        Figure("heap, at the end", heaps[-1], HEAP_MB, "MB", 1.0, more_is_better=False),
+        Figure("processor time", percent, 100.0, "% of a core", None),
+        Figure("shown once", count[0] - wrong, count[0], "messages", 1.0),
+    ]
+
+
 def main() -> None:
     """Measure, and print the figures."""
-    options = arguments(__doc__ or "", journals=1200, polls=60, seconds=10)
+    options = arguments(__doc__ or "", journals=1200, polls=60, seconds=10, tail=0, rate=2000)
+    if options.tail:
+        with tempfile.TemporaryDirectory(prefix="gazette-bench-") as data:
+            report(follow(data, options.tail, options.rate), options)
+        return
     with (
         tempfile.TemporaryDirectory(prefix="gazette-bench-") as data,
         LocalCluster(

@@ -64,6 +64,15 @@ class Visit:
         self.page.goto(f"{endpoint}/console/#{place}")
         return self.page
 
+    def be(self, *, hidden: bool) -> None:
+        """Hide the tab, or show it, as far as its page knows."""
+        self.page.evaluate(
+            "(hidden) => { Object.defineProperty(document, 'hidden',"
+            " {configurable: true, get: () => hidden});"
+            " document.dispatchEvent(new Event('visibilitychange')); }",
+            hidden,
+        )
+
     @property
     def unexpected(self) -> list[str]:
         return [text for text in self.reports if not any(each in text for each in self.expected)]

@@ -75,10 +75,10 @@ def test_a_tail_shows_a_message_at_once_and_its_commit_with_the_acknowledgement(
     print(f"a message is shown after {shown_s * 1000:.0f} ms")
 
 
-def test_a_tail_shows_the_last_two_thousand_messages(cluster, visit):
+def test_a_tail_shows_the_last_two_thousand_messages_and_keeps_no_others(cluster, visit):
     page = visit.open(cluster.server.endpoint, f"/journals/{NAME}?live=1")
     expect(page.locator(".rows .row")).to_have_count(9)
-    for block in range(5):
+    for block in range(20):
         append(
             cluster,
             b"".join(
@@ -86,10 +86,15 @@ def test_a_tail_shows_the_last_two_thousand_messages(cluster, visit):
                 for number in range(1000)
             ),
         )
-    expect(page.locator(".rows .row").last).to_contain_text('"n":4999')
+    expect(page.locator(".rows .row").last).to_contain_text('"n":19999')
     expect(page.locator(".foot")).to_contain_text("the last 2\u202f000 are shown")
     assert page.locator(".rows .row").count() <= 60
     assert int(page.locator(".table").get_attribute("aria-rowcount")) <= 2501
+    session = page.context.new_cdp_session(page)
+    session.send("HeapProfiler.collectGarbage")
+    heap = session.send("Runtime.getHeapUsage")["usedSize"]
+    print(f"{heap / 1e6:.1f} MB after 20,000 messages")
+    assert heap < 20e6, "it does not grow with the journal"
 
 
 def test_a_message_is_shown_in_full_with_what_copies_it(cluster, visit):
@@ -184,20 +189,12 @@ def test_a_hidden_tail_ends_and_continues_where_it_was(cluster, visit):
     page = visit.open(cluster.server.endpoint, f"/journals/{NAME}?live=1")
     expect(page.locator(".foot")).to_contain_text("live")
 
-    def be(hidden):
-        page.evaluate(
-            "(hidden) => { Object.defineProperty(document, 'hidden',"
-            " {configurable: true, get: () => hidden});"
-            " document.dispatchEvent(new Event('visibilitychange')); }",
-            hidden,
-        )
-
     with page.expect_event("requestfailed", lambda request: f"{NAME}?offset" in request.url):
-        be(hidden=True)
+        visit.be(hidden=True)
         page.clock.fast_forward(31_000)
     append(cluster, line(PRODUCER, 3, 0, {"customer": "meanwhile"}))
     expect(page.locator(".rows .row")).to_have_count(9)
-    be(hidden=False)
+    visit.be(hidden=False)
     expect(page.locator(".rows .row").last).to_contain_text("meanwhile")
     expect(page.locator(".rows .row")).to_have_count(10)
     begin = int(visit.requests[-1].partition("?offset=")[2].partition("&")[0])

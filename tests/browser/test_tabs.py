@@ -36,15 +36,6 @@ def see_events(visit, *numbers):
     )
 
 
-def be(visit, *, hidden):
-    visit.page.evaluate(
-        "(hidden) => { Object.defineProperty(document, 'hidden',"
-        " {configurable: true, get: () => hidden});"
-        " document.dispatchEvent(new Event('visibilitychange')); }",
-        hidden,
-    )
-
-
 def streams(visit):
     return [url for url in visit.requests if "/v1/cluster/events" in url]
 
@@ -95,13 +86,13 @@ def test_a_hidden_tab_leaves_the_events_to_another_one_and_catches_up(cluster, v
     second = visits(beside=first)
     second.open(cluster.server.endpoint, EVENTS)
     see_events(second, 1, 2)
-    be(first, hidden=True)
+    first.be(hidden=True)
     with second.page.expect_request("**/v1/cluster/events?after=p1%3A2"):
         first.page.clock.fast_forward(31_000)
     happen(cluster, 3, 4)
     see_events(second, 1, 2, 3, 4)
     see_events(first, 1, 2)
-    be(first, hidden=False)
+    first.be(hidden=False)
     see_events(first, 1, 2, 3, 4)
     assert len(streams(first)) == 1
     assert cluster.world.most_streams["events"] <= 2, "the first one may end a moment later"

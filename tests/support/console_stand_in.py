@@ -123,6 +123,8 @@ class StandIn:
 
     def __init__(self, world: World, component: Any = "cluster") -> None:
         self.world = world
+        self._rows: list[dict[str, Any]] = []
+        self._made_of: object = None
         self.server = Server(host="127.0.0.1")
         self.server.http.mount(PREFIX, console(component))
         self.server.http.mount("/", self._answer)
@@ -233,8 +235,18 @@ class StandIn:
             row |= {"head": end, "size": end}
         return row
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of all journals, which are made again after a change of the world."""
+        world = self.world
+        sizes = tuple(map(len, world.content.values()))
+        made_of = world.count, world.is_troubled, world.readable, sizes
+        if self._made_of != made_of:
+            self._rows = [self.row(number) for number in range(world.count)]
+            self._made_of = made_of
+        return self._rows
+
     def page(self, body: dict[str, Any]) -> dict[str, Any]:
-        rows = [self.row(number) for number in range(self.world.count)]
+        rows = self.rows()
         for label in body.get("selector", {}).get("include", {}).get("labels", []):
             rows = [row for row in rows if row["name"] == label["value"]]
         search = body.get("search", "").lower()
