@@ -17,6 +17,7 @@ from support.console_stand_in import (
     sample_content,
     sample_name,
 )
+from support.page_tasks import tasks_of
 
 NAME = sample_name(0)
 
@@ -95,6 +96,21 @@ def test_a_tail_shows_the_last_two_thousand_messages_and_keeps_no_others(cluster
     heap = session.send("Runtime.getHeapUsage")["usedSize"]
     print(f"{heap / 1e6:.1f} MB after 20,000 messages")
     assert heap < 20e6, "it does not grow with the journal"
+
+
+def test_the_page_answers_while_it_reads_much(stand_in, visit):
+    most = 60_000
+    content = b"".join(line(PRODUCER, 1 + n, 0, {"n": n, "pad": "x" * 60}) for n in range(most))
+    cluster = stand_in(content={NAME: content})
+    page = visit.open(cluster.server.endpoint)
+    expect(page.get_by_text("What needs you")).to_be_visible()
+    with tasks_of(page) as tasks:
+        page.evaluate("(place) => { location.hash = place; }", f"#/journals/{NAME}?from=begin")
+        whole = f"{len(content) / 1e6:.1f} MB read"
+        expect(page.locator(".foot")).to_contain_text(whole, timeout=60_000)
+    tasks.sort()
+    print(f"{whole}: tasks of {tasks[-1]:.0f} ms of processor time at most")
+    assert tasks[-3] < 50, "some are longer, when the collector of garbage runs"
 
 
 def test_a_message_is_shown_in_full_with_what_copies_it(cluster, visit):

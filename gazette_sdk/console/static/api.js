@@ -250,8 +250,13 @@ export async function* content(name, offset, block, signal) {
 /** Wait for a time, or until the signal. */
 export function pause(ms, signal) {
   return /** @type {Promise<void>} */ (new Promise((resolve) => {
-    const timer = setTimeout(resolve, ms);
-    signal?.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, { once: true });
+    const done = () => {
+      clearTimeout(timer);
+      signal?.removeEventListener("abort", done);
+      resolve();
+    };
+    const timer = setTimeout(done, ms);
+    signal?.addEventListener("abort", done);
   }));
 }
 

@@ -175,6 +175,11 @@ function Title({ name, row }) {
 /** Decoders, which only messages need. @type {typeof import("./decode.js")} */
 let decoder;
 const ROWS_MAX = 2000;
+/** Content that is decoded at a time, and time after which the page is drawn. */
+const PIECE_BYTES = 64 * 1024;
+const WORK_MS = 20;
+/** Time between two looks at rows that are read in bulk. */
+const BULK_MS = 100;
 const STEP_BYTES = 64 * 1024 * 1024;
 const STATES = {
   outside: ["ok", "committed"], committed: ["ok", "committed"], pending: ["busy", "pending"],
@@ -207,7 +212,7 @@ function withoutUuid(row) {
 
 /**
  * Tail or scan of a journal, outside of the components: it fills a ring of rows, and says at most
- * once for each frame of the screen that they have changed.
+ * once for each frame of the screen, and ten times a second in bulk, that they have changed.
  */
 class Scan {
   constructor(onChange) {
@@ -224,7 +229,7 @@ class Scan {
     this.dropped = 0;
     this.phase = "idle"; // queued, reading, waiting, step, paused, ended
     this.error = null;
-    this.offset = 0;
+    this.offset = this.workMs = this.shown = 0;
     this.head = 0;
     this.from = 0;
     this.frame = 0;
@@ -289,7 +294,8 @@ class Scan {
           isEmpty = false;
           failures = 0;
           this.error = null;
-          this.#take(chunk);
+          await this.#takeAll(chunk, signal);
+          if (signal.aborted) return;
           if (!this.isLive && this.offset - this.from >= STEP_BYTES && this.offset < this.head) {
             this.phase = "step";
             this.changed();
@@ -316,6 +322,20 @@ class Scan {
     this.error = error;
     this.phase = "ended";
     this.changed();
+  }
+
+  /** Take content in pieces, between which the page is drawn and answers keys. */
+  async #takeAll(found, signal) {
+    const length = found.frames ? 1 : found.bytes.length;
+    for (let at = 0; at < length && !signal.aborted; at += PIECE_BYTES) {
+      const began = performance.now();
+      this.#take(found.frames ? found : { offset: found.offset + at, bytes: found.bytes.subarray(at, at + PIECE_BYTES) });
+      this.workMs += performance.now() - began;
+      // Timers of hidden tabs are late.
+      if (this.workMs < WORK_MS || document.hidden) continue;
+      this.workMs = 0;
+      await pause(0, signal);
+    }
   }
 
   /** @param {any} content bytes from an offset on, or the frames up to `end` */
@@ -353,7 +373,9 @@ class Scan {
 
   changed() {
     if (this.frame) return;
-    this.frame = requestAnimationFrame(() => { this.frame = 0; this.onChange(); });
+    const show = () => { this.frame = 0; this.shown = this.rows.length && performance.now(); this.onChange(); };
+    const isBulk = this.phase === "reading" && performance.now() - this.shown < BULK_MS;
+    this.frame = isBulk ? setTimeout(show, BULK_MS) : requestAnimationFrame(show);
   }
 }
 
