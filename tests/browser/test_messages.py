@@ -124,6 +124,12 @@ def test_a_message_is_shown_in_full_with_what_copies_it(cluster, visit):
     label = detail.get_by_role("button", name="copy curl").get_attribute("aria-label")
     begin = sample_content().index(b"\n") + 1
     assert f"?offset={begin}" in label
+    page.set_viewport_size({"width": 320, "height": 700})
+    detail_end, foot_begin = page.evaluate(
+        "['.detail', '.foot'].map((each) => document.querySelector(each).getBoundingClientRect())"
+        ".map((each, index) => index ? each.top : each.bottom)"
+    )
+    assert detail_end <= foot_begin, "nothing lies over it"
     page.keyboard.press("Escape")
     expect(detail).to_have_count(0)
 

@@ -84,6 +84,10 @@ def test_a_page_is_fit_for_everyone_in_both_themes_at_any_width(troubled, visit,
         "Math.max(...[...document.querySelectorAll('main > section > *')]"
         ".map((each) => each.getBoundingClientRect().right)) <= innerWidth"
     )
+    page.reload()
+    expect(page.get_by_text(text).first).to_be_visible()
+    for chosen in page.locator("nav [aria-current], [role=tab][aria-selected=true]").all():
+        expect(chosen).to_be_in_viewport(ratio=0.9)
 
 
 @pytest.mark.parametrize(

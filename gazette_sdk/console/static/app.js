@@ -2,7 +2,7 @@
 import { render } from "./vendor/preact.js";
 import { useEffect, useErrorBoundary, useLayoutEffect, useRef, useState } from "./vendor/hooks.js";
 import { COMPONENT, claimsOf, hasKeys, setToken, takeTokenOfAddress, useToken } from "./api.js";
-import { Empty, Facts, Skeleton, clock, html, place, useDialog, useKeys } from "./parts.js";
+import { Empty, Facts, Skeleton, clock, html, place, useDialog, useInView, useKeys } from "./parts.js";
 
 /** Pages: name, title, key, and what loads it. @type {[string, string, string, () => Promise<any>][]} */
 const PAGES = [
@@ -156,6 +156,7 @@ function App() {
   const [name = ""] = at.segments;
   const main = useRef(null);
   const isFirst = useRef(true);
+  useInView("nav [aria-current]", name);
   useEffect(() => {
     const title = SHOWN.find(([each]) => each === name)?.[1] || "Gazette";
     document.title = `${at.segments.slice(1).join("/") || title} · Gazette`;

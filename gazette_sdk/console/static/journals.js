@@ -571,8 +571,8 @@ function Readers({ name }) {
       ${rows.length ? html`<${Table} label="Readers" heads="Shard, Application, State, Primary, #Read through, #Lag, #Lag in bytes">${rows.map((row) => { const [tone, word] = shardState(row.state); const offset = row.readThrough?.[name]; const more = Object.keys(row.readThrough || {}).length - 1; return html`<tr key=${row.application + row.id}><td><a class="mono" href=${shardLink(row.application, row.id)}>${row.id}</a>${more > 0 && html`<span class="dim"> and ${plural(more, "other source")}</span>`}</td>
           <td><a href=${to(["shards"], { application: row.application })}>${row.application}</a></td><td><${State} tone=${tone} title=${row.error}>${word}<//></td><td class="mono">${row.primaryName || html`<span class="dim">none</span>`}</td>
           <td class="num mono">${offset ? html`<a href=${journalLink(name, { offset })} title="Messages from here on">${offset}</a>` : known()}</td><td class="num">${known(duration(row.lagS))}</td><td class="num">${known(bytes(row.lagBytes))}</td></tr>`; })}<//>
-        ${total > rows.length && html`<p class="dim">The ${count(rows.length)} with the greatest lag of ${count(total)} are shown.</p>`}<p class="dim">Shards of applications. Programs that read by themselves are in the audit log of the brokers alone.</p>`
-      : html`<${Empty} title="No shard reads this journal"><p>An application reads it whose sources select it by a label. Programs that read by themselves are not known here.</p><${Command} text="gazette run-consumer MODULE:APPLICATION" /><//>`}`;
+        ${total > rows.length && html`<p class="dim">The ${count(rows.length)} with the greatest lag of ${count(total)} are shown.</p>`}<p class="dim">These are shards of applications. Other programs that read the journal are not known here.</p>`
+      : html`<${Empty} title="No shard reads this journal"><p>An application reads it if its sources select it by a label. Other programs that read it are not known here.</p><${Command} text="gazette run-consumer MODULE:APPLICATION" /><//>`}`;
   }}<//><${Command} text="gazctl shards list --lag" /></div>`;
 }
 

@@ -489,7 +489,13 @@ export function setQuery(changes) {
   dispatchEvent(new HashChangeEvent("hashchange"));
 }
 
+/** Scroll what is chosen into view, where there is no room for all. */
+export function useInView(selector, key) {
+  useEffect(() => document.querySelector(selector)?.scrollIntoView({ block: "nearest", inline: "nearest" }), [key]);
+}
+
 export function Tabs({ tabs, current, onChoose, label }) {
+  useInView('[role=tab][aria-selected="true"]', current);
   return html`<div class="tabs" role="tablist" aria-label=${label}>${tabs.map(([name, title]) => html`<button key=${name} role="tab" id=${`tab-${name}`}
     aria-selected=${String(name === current)} aria-controls="panel" tabindex=${name === current ? 0 : -1} onClick=${() => onChoose(name)}
     onKeyDown=${(event) => {
