@@ -152,7 +152,7 @@ export function Journal({ at }) {
     <${Title} name=${name} row=${row} /><${Stale} error=${page.error} time=${page.time} />
     <div class="bar under"><${Tabs} label="Views of the journal" tabs=${TABS} current=${tab} onChoose=${(value) => setQuery({ tab: value === "messages" ? "" : value })} /></div>
     <div id="panel" role="tabpanel" aria-labelledby=${`tab-${tab}`} class="panel fill">
-      ${tab === "messages" ? decoder && html`<${Messages} name=${name} row=${row} query=${at.query} />`
+      ${tab === "messages" ? decoder ? html`<${Messages} name=${name} row=${row} query=${at.query} />` : html`<${Skeleton} rows=${8} />`
         : tab === "fragments" ? html`<${Fragments} name=${name} row=${row} />`
         : tab === "replicas" ? html`<${Replicas} row=${row} />`
         : tab === "spec" ? html`<${Spec} name=${name} />`
