@@ -83,6 +83,7 @@ def test_transactions_of_a_publisher_are_shown(cluster, visit):
 def test_the_cluster_is_shown(cluster, visit):
     page = visit.open(cluster.address)
     expect(page.get_by_role("link", name=re.compile("1.*journal"))).to_be_visible()
+    expect(page.get_by_role("button", name="Sign in")).to_have_count(0)
     page.get_by_role("link", name="Brokers", exact=True).click()
     # The event loop is late on a busy machine.
     expect(page.get_by_text(re.compile("^serves$|late")).first).to_be_visible()
