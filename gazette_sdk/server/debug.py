@@ -286,7 +286,7 @@ class DebugPages:
         health.begin()
 
     def end(self) -> None:
-        """Show the health no more, log what is left for the audit log, and end a level's time."""
+        """Show the health no more, and log what is left for the audit log."""
         self.refreshers.clear()
         self.audit.close()
         if self.health is not None:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gazette_sdk.cli.monitoring import written_files
-from support.monitoring import alerts, checked_by_promtool
+from support.monitoring import alerts, checked_by_promtool, recorded
 
 BROKER = '{cluster="prod",zone="a",job="gazette",instance="broker-1:8080"}'
 AT_BROKER = {"cluster": "prod", "zone": "a", "job": "gazette", "instance": "broker-1:8080"}
@@ -220,3 +220,87 @@ def test_an_alert_fires_and_ends(directory: Path, alert: str):
     }
     (directory / f"{alert}.test.yml").write_text(yaml.safe_dump(described))
     checked_by_promtool(directory, "test", "rules", f"{alert}.test.yml")
+
+
+OF_TOTALS = {"cluster": "prod", "application": "totals"}
+IN_ZONE = OF_TOTALS | {"zone": "a"}
+
+RECORDED = (
+    (
+        "topic:gazette_append_bytes:rate5m",
+        {named("gazette_topic_append_bytes_total", topic="orders"): "0+600x20"},
+        {"cluster": "prod", "zone": "a", "topic": "orders"},
+        10,
+    ),
+    *(
+        (
+            f"application:gazette_{what}:rate5m",
+            {named(f"gazette_shard_{what}_total", shard=SHARD): "0+120x20"},
+            IN_ZONE,
+            2,
+        )
+        for what in ("read_bytes", "read_messages", "transactions")
+    ),
+    (
+        "application:gazette_read_lag_seconds:max",
+        {LAG: "7x20", LAG.replace("part-000", "part-001"): "9x20"},
+        OF_TOTALS,
+        9,
+    ),
+    (
+        "application:gazette_read_lag_bytes:sum",
+        {
+            named("gazette_shard_read_lag_bytes", shard=SHARD, journal=journal): "5x20"
+            for journal in ("orders/part-000", "orders/part-001")
+        },
+        OF_TOTALS,
+        10,
+    ),
+    (
+        "application:gazette_shards:count",
+        {
+            UP: "1x20",
+            UP.replace("part-000", "part-001"): "1x20",
+            named("gazette_build_info", component="totals", version="1.0"): "1x20",
+        },
+        OF_TOTALS | {"status": "FAILED"},
+        2,
+    ),
+    ("cluster:gazette_append_errors:ratio_rate5m", appends(1000), {"cluster": "prod"}, 0.5),
+    ("cluster:gazette_append_errors:ratio_rate30m", appends(1000), {"cluster": "prod"}, 0.5),
+    ("cluster:gazette_append_errors:ratio_rate1h", appends(0), {"cluster": "prod"}, 0),
+    ("cluster:gazette_append_errors:ratio_rate6h", appends(0), {"cluster": "prod"}, 0),
+)  # fmt: skip
+
+
+def test_recorded_series_have_their_labels_and_values(directory: Path):
+    assert [name for name, *_ in RECORDED] == list(dict.fromkeys(name for name, *_ in RECORDED))
+    assert {name for name, *_ in RECORDED} == recorded()
+    described = {
+        "rule_files": ["rules.yml", "slo.yml"],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "name": name,
+                "input_series": [
+                    {"series": each, "values": values} for each, values in series.items()
+                ],
+                "promql_expr_test": [
+                    {
+                        "expr": name,
+                        "eval_time": "15m",
+                        "exp_samples": [{"labels": f"{name}{_written(labels)}", "value": value}],
+                    }
+                ],
+            }
+            for name, series, labels, value in RECORDED
+        ],
+    }
+    (directory / "recorded.test.yml").write_text(yaml.safe_dump(described))
+    checked_by_promtool(directory, "test", "rules", "recorded.test.yml")
+
+
+def _written(labels: dict[str, str]) -> str:
+    pairs = ",".join(f'{name}="{value}"' for name, value in labels.items())
+    return f"{{{pairs}}}"
