@@ -6,7 +6,6 @@ In reading order:
 - ``receipt``: Receipts: journal and offsets of published messages, once they are acknowledged.
 - ``uuid``: UUIDs of messages, which hold their producer, clock and flags (message section 1).
 - ``checkpoint``: Checkpoints: exact positions of readers, from which others continue.
-- ``envelope``: Envelope of a message: its place in its journal, and its UUID.
 - ``runs``: Runs: messages of one journal as arrays, and their UUIDs parsed in bulk.
 - ``fetcher``: Coroutines that fetch the content of journals ahead of a reader's consumer.
 - ``kinds``: Kinds of messages: conversion of objects of a class to payloads, and the place of
@@ -28,7 +27,6 @@ In reading order:
 
 from gazette_sdk.message import mapping
 from gazette_sdk.message.checkpoint import Checkpoint
-from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.kinds import CsvRecord, JsonMessage
 from gazette_sdk.message.publisher import Publisher
 from gazette_sdk.message.reader import Lag, Reader
@@ -39,7 +37,7 @@ from gazette_sdk.message.transaction import (
     Transaction,
     TransactionInDoubtError,
 )
-from gazette_sdk.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, Clock
+from gazette_sdk.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, Clock, Envelope
 
 __all__ = [
     "ACK_TXN",

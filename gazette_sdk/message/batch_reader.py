@@ -47,7 +47,6 @@ from gazette_sdk.framing import Cut, Cutter, Frames, Framing, framing_for
 from gazette_sdk.framing.base import NO_FRAMING_REMEDY
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.delivery import HORIZON_S, Batch, Delivery, Select
-from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.fetcher import (
     ContentQueue,
     FetchedContent,
@@ -72,7 +71,7 @@ from gazette_sdk.message.runs import (
     parse_text_uuids,
     valid_stamps,
 )
-from gazette_sdk.message.uuid import ACK_TXN, parse_raw_uuid
+from gazette_sdk.message.uuid import ACK_TXN, Envelope, parse_raw_uuid
 from gazette_sdk.tracing import enabled
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect

@@ -41,11 +41,10 @@ from gazette_sdk.message.delivery import (
     Select,
     chosen,
 )
-from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.fetcher import Offsets, OnMissing, Opened, plan_of, reading_loop
 from gazette_sdk.message.kinds import known_kind
 from gazette_sdk.message.sequencer import Sequencer
-from gazette_sdk.message.uuid import clock_of_time
+from gazette_sdk.message.uuid import Envelope, clock_of_time
 from gazette_sdk.transport.base import Transport, check_transport
 from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.journal_reader import read_metadata

@@ -19,7 +19,6 @@ from gazette_sdk.errors import ConfigurationError, GazetteError, ValidationError
 from gazette_sdk.framing import Csv, FixedProtobuf, Framing, JsonLines
 from gazette_sdk.message.batch_reader import JournalDecoder
 from gazette_sdk.message.checkpoint import Checkpoint
-from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.kinds import Kind, known_kind, union_classes
 from gazette_sdk.message.mapping import Mapping as JournalMapping
 from gazette_sdk.message.mapping import (
@@ -29,7 +28,7 @@ from gazette_sdk.message.mapping import (
     checked_journal,
 )
 from gazette_sdk.message.sender import JournalEncoder, no_mapping
-from gazette_sdk.message.uuid import TICK, Stamp, clock_of_unix_ns
+from gazette_sdk.message.uuid import TICK, Envelope, Stamp, clock_of_unix_ns
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.labels import TABLE, label_set

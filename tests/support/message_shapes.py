@@ -17,11 +17,10 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.framing import Csv, FixedProtobuf, Framing, JsonLines
 from gazette_sdk.message.batch_reader import JournalDecoder
-from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.kinds import kind_of
 from gazette_sdk.message.kinds.base import JsonMessage
 from gazette_sdk.message.kinds.others import CsvRecord
-from gazette_sdk.message.uuid import CONTINUE_TXN, Stamp
+from gazette_sdk.message.uuid import CONTINUE_TXN, Envelope, Stamp
 from support.protobuf_messages import Gram
 
 PRODUCER = bytes.fromhex("0d04970419de")

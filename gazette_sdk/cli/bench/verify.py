@@ -19,7 +19,7 @@ from typing import Any
 
 from gazette_sdk.cli.bench.site import Messages
 from gazette_sdk.cli.program import CommandFailedError
-from gazette_sdk.message.envelope import Envelope
+from gazette_sdk.message.uuid import Envelope
 
 KINDS = ("lost", "duplicated", "reordered", "changed")
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from gazette_sdk.message.envelope import Envelope
+from gazette_sdk.message.uuid import Envelope
 from gazette_sdk.shard.transaction.consume import (
     Due,
     FullError,

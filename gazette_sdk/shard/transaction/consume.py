@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gazette_sdk.message.checkpoint import Checkpoint
-from gazette_sdk.message.envelope import Envelope
-from gazette_sdk.message.uuid import parse_raw_uuid, unix_100ns_of_clock
+from gazette_sdk.message.uuid import Envelope, parse_raw_uuid, unix_100ns_of_clock
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.stores.base import ExpiringStore, UndoingStore, ValidatingStore
 from gazette_sdk.shard.transaction.event_time import SECOND_US

@@ -39,9 +39,9 @@ from gazette_sdk.errors import (
     UserCodeError,
     ValidationError,
 )
-from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.kinds.base import JsonMessage
 from gazette_sdk.message.mapping import direct
+from gazette_sdk.message.uuid import Envelope
 from gazette_sdk.shard.application.application import DeadLetters, OnError
 from gazette_sdk.shard.transaction.transaction import BadRecord, Transaction
 from gazette_sdk.user_code import described, encodable, exit_within

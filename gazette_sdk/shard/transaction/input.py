@@ -22,9 +22,9 @@ from gazette_sdk.errors import (
 from gazette_sdk.message.batch_reader import BatchReader, JournalDecoder, journal_decoder
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.delivery import HORIZON_S, RING_BYTES_MAX, ListDelivery
-from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.fetcher import Opened, Plan
 from gazette_sdk.message.sequencer import RING_SIZE, Sequencer
+from gazette_sdk.message.uuid import Envelope
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.labels import BROADCAST, TABLE, values_of

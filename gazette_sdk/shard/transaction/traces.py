@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from gazette_sdk.message.envelope import Envelope
+from gazette_sdk.message.uuid import Envelope
 from gazette_sdk.shard.transaction.machine import CommitStep
 from gazette_sdk.shard.transaction.transaction import DeferError, Transaction
 from gazette_sdk.tracing import Tracing

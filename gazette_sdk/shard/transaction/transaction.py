@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeAlias, T
 from gazette_sdk.errors import ClosedError, ConfigurationError, GazetteError, JournalNotFoundError
 from gazette_sdk.message.bulk import publish_batch
 from gazette_sdk.message.checkpoint import Checkpoint
-from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.mapping import Mapping as JournalMapping
 from gazette_sdk.message.sender import Producer, Sender, Sequences
+from gazette_sdk.message.uuid import Envelope
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import RESET, SKIP, values_of
 from gazette_sdk.protocol.names import strip_meta

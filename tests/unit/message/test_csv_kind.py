@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.framing import Csv, Cutter, Frames, Framing
 from gazette_sdk.message import Publisher, Reader
-from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.kinds import kind_of
 from gazette_sdk.message.kinds.others import CsvRecord
-from gazette_sdk.message.uuid import ACK_TXN, OUTSIDE_TXN, Stamp, build_uuid
+from gazette_sdk.message.uuid import ACK_TXN, OUTSIDE_TXN, Envelope, Stamp, build_uuid
 from support.vectors import golden, group
 
 PRODUCER = bytes.fromhex("0d04970419de")

@@ -14,13 +14,13 @@ import pytest
 
 from gazette_sdk.errors import DecodeError, ValidationError
 from gazette_sdk.framing import Frames, Framing, JsonLines, framing_for
-from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.kinds import kind_of
 from gazette_sdk.message.kinds.base import JsonMessage
 from gazette_sdk.message.uuid import (
     ACK_TXN,
     OUTSIDE_TXN,
     ZERO_UUID,
+    Envelope,
     Stamp,
     build_uuid,
     uuid_of_text,

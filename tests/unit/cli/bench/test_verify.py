@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gazette_sdk.cli.bench.site import Messages
 from gazette_sdk.cli.bench.verify import NAMED_MAX, Chain, Findings, Ledger, Reading, journal_of
 from gazette_sdk.cli.program import CommandFailedError
-from gazette_sdk.message.envelope import Envelope
+from gazette_sdk.message.uuid import Envelope
 
 JOURNALS = ("a/0", "a/1", "a/2")
 MESSAGES = Messages(100)

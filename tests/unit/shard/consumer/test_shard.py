@@ -13,7 +13,7 @@ from gazette_sdk import shard as api
 from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace
 from gazette_sdk.cluster.items import ItemEntry
 from gazette_sdk.errors import DecodeError, JournalNotFoundError
-from gazette_sdk.message.envelope import Envelope
+from gazette_sdk.message.uuid import Envelope
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import recoverylog_pb2 as rpb

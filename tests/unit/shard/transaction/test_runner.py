@@ -22,7 +22,7 @@ from gazette_sdk.errors import (
     ValidationError,
 )
 from gazette_sdk.message.checkpoint import Checkpoint
-from gazette_sdk.message.envelope import Envelope
+from gazette_sdk.message.uuid import Envelope
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.shard.stores.json_store import JsonStore

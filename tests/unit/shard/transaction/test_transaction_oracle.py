@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gazette_sdk import shard
 from gazette_sdk.message.checkpoint import Checkpoint
-from gazette_sdk.message.envelope import Envelope
+from gazette_sdk.message.uuid import Envelope
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.shard.transaction import consume
 from gazette_sdk.shard.transaction.consume import MessageConsumer
