@@ -2,6 +2,4 @@
 
 - ``commands``: The commands of ``gazette spark``.
 - ``driver``: Program that ``spark-submit`` runs: one pipeline, its progress and its summary.
-- ``transactions``: ``gazette spark transactions``: care of the logs of sinks. No Spark is
-  started.
 """
