@@ -37,8 +37,8 @@ from gazette_sdk.server.process import (
 )
 from gazette_sdk.server.settings import DEBUG, pet_name
 from gazette_sdk.server.tls import check_files, file_root_of, with_secrets
+from gazette_sdk.shard.consumer.embedded import ServedConsumer
 from gazette_sdk.shard.consumer.process import ConsumerConfig, StuckShardsError
-from gazette_sdk.shard.consumer.served import ServedConsumer
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.wire import Tls

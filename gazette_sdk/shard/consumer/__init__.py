@@ -16,6 +16,5 @@ In reading order:
 - ``service``: The shard service: Stat, List, Apply, GetHints and Unassign (shard sections 2 and
   11).
 - ``process``: Consumer: a process that runs shards of an application (shard section 13).
-- ``served``: Consumer with its public port: the shard service on gRPC and as JSON.
-- ``embedded``: Consumer inside a program, which runs shards beside what else the program does.
+- ``embedded``: Consumer with its public port, in a process of its own or inside a program.
 """

@@ -177,7 +177,7 @@ def test_every_recorded_series_that_is_used_is_recorded():
 def test_names_of_metrics_are_as_prometheus_wants_them_but_for_those_of_gazette():
     """Names without `_total`, or with `_totals`, are those of Gazette's own dashboards."""
     import gazette_sdk.broker.api.served  # noqa: PLC0415 - registers the metrics
-    import gazette_sdk.shard.consumer.served  # noqa: F401, PLC0415
+    import gazette_sdk.shard.consumer.embedded  # noqa: F401, PLC0415
 
     assert REGISTRY
     found = checked_metrics(metrics_text())
