@@ -35,8 +35,8 @@ from gazette_sdk.protocol.labels import TABLE, label_set
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.application.sources import topics_of
 from gazette_sdk.shard.transaction.consume import OnStep
-from gazette_sdk.shard.transaction.event_time import SECOND_US, is_seconds
 from gazette_sdk.shard.transaction.runner import Runner
+from gazette_sdk.shard.transaction.timers import SECOND_US, is_seconds
 from gazette_sdk.shard.transaction.transaction import AppendFuture, Shard
 from gazette_sdk.transport.append.queue import AnyFuture
 from gazette_sdk.transport.loop import run

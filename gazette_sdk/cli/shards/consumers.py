@@ -42,7 +42,7 @@ from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.protocol.shard_spec import error_text, reduce_status, status_name
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.lag import published_at, total, unread_bytes
-from gazette_sdk.shard.transaction.event_time import SECOND_US
+from gazette_sdk.shard.transaction.timers import SECOND_US
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.loop import for_each
 

@@ -30,8 +30,8 @@ from gazette_sdk.shard.application.sources import (
     topics_of,
 )
 from gazette_sdk.shard.stores.base import check_types
-from gazette_sdk.shard.transaction.event_time import IDLE_S, check_event_time, is_seconds
 from gazette_sdk.shard.transaction.tables import OpenTable, Table, check_message, undeclared
+from gazette_sdk.shard.transaction.timers import IDLE_S, check_event_time, is_seconds
 from gazette_sdk.shard.transaction.transaction import Process, Shard
 from gazette_sdk.shard.transaction.windows import (
     Declared,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict, TypeVar, 
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.shard.application.application import Application, OnError
 from gazette_sdk.shard.application.sources import Sources
-from gazette_sdk.shard.transaction.event_time import IDLE_S, DeclaredTime
 from gazette_sdk.shard.transaction.tables import Table
+from gazette_sdk.shard.transaction.timers import IDLE_S, DeclaredTime
 from gazette_sdk.shard.transaction.windows import Declared
 
 if TYPE_CHECKING:

@@ -25,8 +25,7 @@ from gazette_sdk.shard.stores.codec import shown_key, shown_value
 from gazette_sdk.shard.stores.json_store import JsonStore
 from gazette_sdk.shard.stores.sqlite_store import SqliteStore
 from gazette_sdk.shard.transaction import tables
-from gazette_sdk.shard.transaction.event_time import SECOND_US
-from gazette_sdk.shard.transaction.timers import ExpiryTimer, Timer, timer_of_row
+from gazette_sdk.shard.transaction.timers import SECOND_US, ExpiryTimer, Timer, timer_of_row
 from gazette_sdk.shard.transaction.windows import window_of_row, window_rows
 
 LIMIT = 100

@@ -2,10 +2,8 @@
 
 - ``machine``: Machine of a shard's transactions: when to consume, to wait and to commit. Pure.
 - ``transaction``: Transaction of a shard, as its handler sees it.
-- ``timers``: Timers of a shard: each calls the application's ``on_timer`` once, when its time has
-  come.
-- ``event_time``: Event time of a shard: watermarks of its sources, which fire timers of the event
-  clock. Pure.
+- ``timers``: Timers of a shard, each of which fires once, and the event time that fires those of
+  its clock.
 - ``windows``: Windows of event time: messages gathered by key and time, until the watermark closes
   them.
 - ``tables``: Tables: the newest message of each key of a topic, which is joined.

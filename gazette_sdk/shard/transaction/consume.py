@@ -18,7 +18,6 @@ from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.uuid import Envelope, parse_raw_uuid, unix_100ns_of_clock
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.stores.base import ExpiringStore, UndoingStore, ValidatingStore
-from gazette_sdk.shard.transaction.event_time import SECOND_US
 from gazette_sdk.shard.transaction.failure import (
     BadRecords,
     HandlerFailedError,
@@ -27,7 +26,13 @@ from gazette_sdk.shard.transaction.failure import (
 )
 from gazette_sdk.shard.transaction.machine import Action, CommitStep, Current, TransactionMachine
 from gazette_sdk.shard.transaction.tables import Table
-from gazette_sdk.shard.transaction.timers import CLOCK_CHECK_S, ExpiryTimer, Timer, WindowTimer
+from gazette_sdk.shard.transaction.timers import (
+    CLOCK_CHECK_S,
+    SECOND_US,
+    ExpiryTimer,
+    Timer,
+    WindowTimer,
+)
 from gazette_sdk.shard.transaction.transaction import (
     DeferError,
     InputLike,

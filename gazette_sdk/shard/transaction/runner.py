@@ -42,7 +42,6 @@ from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.stores.base import ExpiringStore, TimerStore
 from gazette_sdk.shard.transaction.async_consume import AsyncConsumer
 from gazette_sdk.shard.transaction.consume import Counts, MessageConsumer, OnStep, PreparedCommit
-from gazette_sdk.shard.transaction.event_time import EventTime
 from gazette_sdk.shard.transaction.failure import BadRecords, HandlerFailedError, HookFailedError
 from gazette_sdk.shard.transaction.machine import (
     Action,
@@ -54,6 +53,7 @@ from gazette_sdk.shard.transaction.machine import (
 )
 from gazette_sdk.shard.transaction.metrics import ShardMetrics
 from gazette_sdk.shard.transaction.tables import Tables
+from gazette_sdk.shard.transaction.timers import EventTime
 from gazette_sdk.shard.transaction.traces import ShardTraces
 from gazette_sdk.shard.transaction.transaction import (
     AppendFuture,

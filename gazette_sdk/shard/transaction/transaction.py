@@ -32,9 +32,8 @@ from gazette_sdk.message.uuid import Envelope
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import RESET, SKIP, values_of
 from gazette_sdk.protocol.names import strip_meta
-from gazette_sdk.shard.transaction.event_time import SECOND_US, EventTime
 from gazette_sdk.shard.transaction.tables import OpenTable, Table, Tables, undeclared
-from gazette_sdk.shard.transaction.timers import Timers
+from gazette_sdk.shard.transaction.timers import SECOND_US, EventTime, Timers
 from gazette_sdk.shard.transaction.windows import Window, Windows, no_windows
 from gazette_sdk.transport.append.appender import JournalAppender
 from gazette_sdk.transport.append.queue import AnyFuture, PendingAppend

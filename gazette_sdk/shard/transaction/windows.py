@@ -34,8 +34,13 @@ from gazette_sdk.shard.stores.base import (
     RowStore,
 )
 from gazette_sdk.shard.stores.codec import Codec, any_key, checked, raw, value_codec
-from gazette_sdk.shard.transaction.event_time import SECOND_US, EventTime, is_seconds
-from gazette_sdk.shard.transaction.timers import Timers, WindowTimer
+from gazette_sdk.shard.transaction.timers import (
+    SECOND_US,
+    EventTime,
+    Timers,
+    WindowTimer,
+    is_seconds,
+)
 from gazette_sdk.user_code import call
 
 V = TypeVar("V")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gazette_sdk.errors import ConfigurationError, ValidationError
 from gazette_sdk.message.checkpoint import Checkpoint, SourceTimes
-from gazette_sdk.shard.transaction.event_time import EventTime, check_event_time
+from gazette_sdk.shard.transaction.timers import EventTime, check_event_time
 
 S = 1_000_000
 BEGIN = 1_700_000_000 * S

@@ -21,10 +21,9 @@ from gazette_sdk.shard.stores.codec import any_key
 from gazette_sdk.shard.transaction import consume as consume_module
 from gazette_sdk.shard.transaction import timers as timers_module
 from gazette_sdk.shard.transaction.consume import MessageConsumer
-from gazette_sdk.shard.transaction.event_time import EventTime
 from gazette_sdk.shard.transaction.failure import BadRecords, HandlerFailedError, HookFailedError
 from gazette_sdk.shard.transaction.machine import TransactionMachine
-from gazette_sdk.shard.transaction.timers import Timer, Timers
+from gazette_sdk.shard.transaction.timers import EventTime, Timer, Timers
 from gazette_sdk.shard.transaction.transaction import Transaction
 from gazette_sdk.testing import Advance
 from gazette_sdk.testing.handler_runs import JOURNAL, MemoryInput, MemoryOutput

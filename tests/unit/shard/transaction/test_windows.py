@@ -26,9 +26,8 @@ from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.shard.application.application import Query
 from gazette_sdk.shard.stores.base import TimerRow
 from gazette_sdk.shard.transaction import windows as windows_module
-from gazette_sdk.shard.transaction.event_time import EventTime
 from gazette_sdk.shard.transaction.failure import HandlerFailedError, HookFailedError
-from gazette_sdk.shard.transaction.timers import Timers, WindowTimer
+from gazette_sdk.shard.transaction.timers import EventTime, Timers, WindowTimer
 from gazette_sdk.shard.transaction.windows import Hopping, Session, Tumbling, new_windows
 from gazette_sdk.testing import Advance
 from support.values import Value, run_values
