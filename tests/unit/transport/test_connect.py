@@ -57,7 +57,7 @@ def test_options_reach_the_transport():
 
 
 OWN = {"self", "address", "url", "data"}
-ONLY_OF_CLUSTERS = {"durability", "sync_etcd", "config"}
+ONLY_OF_CLUSTERS = {"durability", "sync_etcd", "console", "lease_ttl_s", "config"}
 
 
 def test_each_option_is_named_documented_and_has_the_default_of_its_transport():
