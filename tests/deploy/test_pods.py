@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from operator import itemgetter
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -85,6 +86,11 @@ class Pod:
             "--etcd.address": etcd,
         }
         [container] = workload.pod["containers"]
+        ports = {"gazette": str(self.port), "debug": own["--debug.port"]}
+        probes = [
+            container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")
+        ]
+        self.probes = [f"http://localhost:{ports[each['port']]}{each['path']}" for each in probes]
         self._arguments = []
         for argument in container["args"]:
             flag, equals, value = argument.partition("=")
@@ -112,6 +118,9 @@ class Pod:
                 stderr=log,
             )
         wait_until_it_serves(self._process, self.port, self.log, '"serving"')
+        for probe in self.probes:
+            with urlopen(probe, timeout=TIMEOUT_S) as answer:
+                assert answer.status == 200, probe
 
     def terminate(self) -> float:
         """End the process as Kubernetes does; return the seconds that it took."""
