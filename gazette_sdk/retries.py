@@ -68,7 +68,10 @@ async def pause(attempt: int) -> None:
 
 
 RESOLUTION_S = 1.0
-"""Those of :class:`Waits` that end within this time end together; of short ones within less."""
+"""Those of :class:`Waits` that end within this time end together."""
+
+SHARED_S_MIN = 10.0
+"""Shorter waits have timers of their own: they are those of retries, which should stay apart."""
 
 
 class Waits:
@@ -84,14 +87,18 @@ class Waits:
         self._by_end: dict[float, set[asyncio.Future[bool]]] = {}
 
     def add(self, wait: asyncio.Future[bool], timeout_s: float) -> set[asyncio.Future[bool]]:
-        """Let a wait return False after a timeout, or earlier by a second or by a tenth of it.
+        """Let a wait return False after a timeout; where timers are shared, up to a second earlier.
 
         Returns:
             the waits that end then. One that has ended before is removed from them.
         """
         loop = asyncio.get_running_loop()
-        resolution_s = min(RESOLUTION_S, timeout_s / 10) or RESOLUTION_S
-        at = math.floor((loop.time() + timeout_s) / resolution_s) * resolution_s
+        if timeout_s < SHARED_S_MIN:
+            alone = {wait}
+            timer = loop.call_later(timeout_s, _expire, alone)
+            wait.add_done_callback(lambda _: timer.cancel())
+            return alone
+        at = math.floor((loop.time() + timeout_s) / RESOLUTION_S) * RESOLUTION_S
         waits = self._by_end.get(at)
         if waits is None:
             waits = self._by_end[at] = set()
@@ -100,9 +107,13 @@ class Waits:
         return waits
 
     def _end(self, at: float) -> None:
-        for wait in self._by_end.pop(at):
-            if not wait.done():
-                wait.set_result(False)
+        _expire(self._by_end.pop(at))
+
+
+def _expire(waits: set[asyncio.Future[bool]]) -> None:
+    for wait in waits:
+        if not wait.done():
+            wait.set_result(False)
 
 
 async def run_together(*work: Coroutine[Any, Any, T]) -> list[T]:

@@ -56,8 +56,8 @@ GROUP_S = 0.02
 class _Group:
     """Short calls of one store, made in one turn of the loop. They run in one thread, in order.
 
-    A change of threads costs more than a listing of a small directory. Calls that wait for a
-    slow one are given to other threads.
+    A change of threads costs more than a listing of a small directory. Calls that wait for a slow
+    one are given to other threads.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

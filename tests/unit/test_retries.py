@@ -218,13 +218,13 @@ def test_waits_that_end_within_a_second_share_a_timer():
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, 0.001, 0.05])
-def test_a_short_wait_ends_about_in_time(timeout_s):
+def test_a_short_wait_has_a_timer_of_its_own(timeout_s):
     async def scenario():
         loop, waits = asyncio.get_running_loop(), Waits()
         begun, wait = loop.time(), loop.create_future()
         waits.add(wait, timeout_s)
         async with asyncio.timeout(5):
             assert await wait is False
-        assert loop.time() - begun >= timeout_s * 0.9 - 0.001
+        assert loop.time() - begun >= timeout_s - 0.001
 
     asyncio.run(scenario())
