@@ -17,6 +17,7 @@ share and one.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -44,6 +45,10 @@ FIRST_MS_MAX = 0.1  # for each journal
 UNCHANGED_MS_MAX = 0.005
 EXCHANGES_MS_MAX = 0.02
 MOVES_RATIO_MAX = 1.2
+
+EXCHANGED_MAX = 20_000
+"""Greatest number of journals whose first broker leads all of them before the exchanges: of more
+those take minutes."""
 
 T = TypeVar("T")
 
@@ -95,6 +100,8 @@ class Cluster:
 
         An item changes its primary once in a round, so that several rounds may be needed.
         """
+        if len(self.journals) > EXCHANGED_MAX:
+            placement = _begun_evenly(placement)
         while (further := self._exchanged(placement)) != placement:
             placement = further
         return placement
@@ -131,6 +138,17 @@ class Cluster:
             value = route_value(route_of(slots))
             for slot, (zone, suffix) in enumerate(holders):
                 yield assignment_key(ROOT, name, zone, suffix, slot), value
+
+
+def _begun_evenly(placement: Placement) -> Placement:
+    """Return a placement whose primaries are the members that lead least so far."""
+    led: Counter[Member] = Counter()
+    found = []
+    for holders in placement:
+        primary = min(holders, key=led.__getitem__)
+        led[primary] += 1
+        found.append(sorted(holders, key=lambda each, primary=primary: each != primary))
+    return found
 
 
 def added(before: Placement, after: Placement) -> int:

@@ -1,9 +1,10 @@
 """Memory and processor time of a broker with idle journals.
 
-    python benchmarks/idle.py [--journals 1000] [--seconds 60] [--json]
+    python benchmarks/idle.py [--journals 1000] [--seconds 60] [--replication 1] [--json]
 
-The broker runs in another process, with a `file://` store and without clients. Its memory is the
-process's resident size, including the interpreter and all libraries.
+The broker runs in another process, with a `file://` store and without clients; with several
+replicas as many brokers share the process. Its memory is the process's resident size, including the
+interpreter and all libraries.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ MEMORY_MIB_MAX = 200.0
 CORE_PERCENT_MAX = 5.0
 
 
-def journals(count: int) -> str:
+def journals(count: int, replication: int = 1) -> str:
     """Return specs of journals."""
     names = "".join(f"  - name: idle/part-{i:04d}\n" for i in range(count))
     return f"""
 name: idle/
-replication: 1
+replication: {replication}
 fragment:
   length: 16777216
   compression_codec: GZIP
@@ -51,8 +52,9 @@ def processor_s(pid: int) -> float:
 
 def main() -> None:
     """Measure, and print the figures."""
-    options = arguments(__doc__ or "", journals=1000, seconds=60)
-    with cluster(journals(options.journals), journal_limit=options.journals + 1) as running:
+    options = arguments(__doc__ or "", journals=1000, seconds=60, replication=1)
+    specs = journals(options.journals, options.replication)
+    with cluster(specs, journal_limit=options.journals + 1, brokers=options.replication) as running:
         time.sleep(SETTLE_S)
         before, begun = processor_s(running.pid), time.monotonic()
         time.sleep(options.seconds)

@@ -28,6 +28,7 @@ In reading order:
 - ``journals``: The commands of ``gazctl journals`` (cli section 5).
 - ``spark``: ``gazette spark``: pipelines of :mod:`gazette_spark.pipelines` on any Spark cluster.
 - ``allocator``: The commands of ``gazette allocator``.
+- ``capacity``: ``gazette capacity``: the size of a cluster for a load, on paper.
 - ``run_consumer``: ``gazette run-consumer``: a process that runs shards of an application (shard
   section 13).
 - ``shards``: Commands of ``gazctl shards`` (cli section 8).

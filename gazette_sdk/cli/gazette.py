@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from gazette_sdk.cli.capacity import COMMAND as CAPACITY
 from gazette_sdk.cli.client import ADDRESS_ALIASES, BrokerClientSettings
 from gazette_sdk.cli.completion import completion_command
 from gazette_sdk.cli.console import SERVE as SERVE_CONSOLE
@@ -316,6 +317,7 @@ GAZETTE = Program(
         SERVE_CONSOLE,
         _BENCH,
         _DOCTOR,
+        CAPACITY,
         _SIMULATE,
         *SPARK_COMMANDS,
         _SPOOLS_ACCEPT,

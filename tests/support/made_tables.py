@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gazette_sdk.cli.capacity import CAPACITY, UNIT_COSTS
 from gazette_sdk.cli.settings import (
     BENCH,
     BROKER_PROCESSES,
@@ -72,6 +73,10 @@ def tables() -> dict[Path, dict[str, Callable[[], str]]]:
             for group in (CONSUMER, CONSUMER_ETCD, CONSUMER_BROKER)
         },
         docs / "bench.md": {f"options of [{BENCH.title}]": lambda: option_table(BENCH)},
+        docs / "scale.md": {
+            "unit costs": unit_cost_table,
+            f"options of [{CAPACITY.title}]": lambda: option_table(CAPACITY),
+        },
         docs / "architecture.md": {
             f"modules of {room.name}": lambda room=room: module_table(room) for room in ROOMS
         },
@@ -113,6 +118,18 @@ def _default(bound: BoundOption) -> str:
     if bound.kind == "flag":
         return "on" if bound.default else "off"
     return f"`{bound.default}`" if bound.default not in {"", ()} else ""
+
+
+# ------------------------------------------------------------------ unit costs
+
+
+def unit_cost_table() -> str:
+    """The unit costs of capacity estimates, with the programs that measure them."""
+    lines = ["| what | cost | measured by |", "|---|---|---|"]
+    for cost in UNIT_COSTS.values():
+        unit = f" {cost.unit}" if cost.unit else ""
+        lines.append(f"| {cost.what} | {cost.value:g}{unit} | `{cost.program}` |")
+    return "\n".join(lines)
 
 
 # ------------------------------------------------------------------ modules
