@@ -13,7 +13,6 @@ reading order:
 - ``read``: Serves the reads of a replica (broker section 13).
 - ``api``: Fronts of the journal service: in process, stream transport, gRPC, HTTP and JSON.
 - ``fragments``: Fragments of a journal: their index, listings of the stores, and uploads.
-- ``departure``: Departure of the last broker: what it led is stored, and continues without it.
 - ``mirror``: Mirror of specs and hints in fragment stores, for an Etcd that is lost without a
   backup.
 - ``replica``: Replica of one journal at one broker, for as long as the journal is assigned to it.

@@ -23,7 +23,6 @@ from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.append.append import Appends
 from gazette_sdk.broker.append.common_case import is_at_rest
 from gazette_sdk.broker.append.pulse import Pulses
-from gazette_sdk.broker.departure import Departure, is_alone, until_none_stays
 from gazette_sdk.broker.failover.failover import Failover
 from gazette_sdk.broker.fragments.persister import Persister
 from gazette_sdk.broker.fragments.refresh import Retention, UnstoredCopies, refresh_index
@@ -32,7 +31,7 @@ from gazette_sdk.broker.metrics import CarriedBytes
 from gazette_sdk.broker.mirror import SpecMirror
 from gazette_sdk.broker.read import ReadServer
 from gazette_sdk.broker.recovery.custody import TASKS as CUSTODY_TASKS
-from gazette_sdk.broker.recovery.custody import Custody
+from gazette_sdk.broker.recovery.custody import Custody, Departure, is_alone, until_none_stays
 from gazette_sdk.broker.recovery.peers import LISTING_TIMEOUT_S, PeerInventory
 from gazette_sdk.broker.replica import Replica, ReplicaParts
 from gazette_sdk.broker.resolver import Resolver

@@ -7,10 +7,10 @@ import math
 
 import pytest
 
-from gazette_sdk.broker import departure
 from gazette_sdk.broker.append import append as append_module
 from gazette_sdk.broker.append.preconditions import write_route
 from gazette_sdk.broker.fragments import refresh
+from gazette_sdk.broker.recovery import custody
 from gazette_sdk.broker.recovery.routes import LastRoutes, RecordedRoutes
 from gazette_sdk.cluster import etcd as etcd_module
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace
@@ -296,7 +296,7 @@ def test_a_journal_waits_if_the_store_does_not_list_its_last_content(
         )
 
     monkeypatch.setattr(refresh, "_list", lagging)
-    monkeypatch.setattr(departure, "LISTED_TIMEOUT_S", 10.0 if is_late else 0.5)
+    monkeypatch.setattr(custody, "LISTED_TIMEOUT_S", 10.0 if is_late else 0.5)
     is_stopping = False
 
     async def scenario():

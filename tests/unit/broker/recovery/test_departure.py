@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gazette_sdk.broker import departure
-from gazette_sdk.broker.departure import Departure
+from gazette_sdk.broker.recovery import custody
+from gazette_sdk.broker.recovery.custody import Departure
 from gazette_sdk.cluster.broker_keys import withdrawn_route
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.etcd import run
@@ -53,7 +53,7 @@ def test_a_withdrawn_route_ends_where_the_stored_content_ends(
         waited_for.update(ends)
         return set(ends)
 
-    monkeypatch.setattr(departure, "listed_journals", listed_journals)
+    monkeypatch.setattr(custody, "listed_journals", listed_journals)
     etcd = Etcd()
     assignment = SimpleNamespace(
         item=JOURNAL,
