@@ -20,7 +20,7 @@ import pytest
 
 from gazette_sdk import Journals, Publisher, Reader, connect, mapping
 from gazette_sdk.cluster.child_process import reserve_port
-from gazette_sdk.errors import GazetteError
+from gazette_sdk.errors import GazetteError, OffsetNotYetAvailableError
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.wire import Tls
 from support.certificates import Authority
