@@ -37,6 +37,7 @@ OPTIONS = [
     ("broker.audit", "Audit", "BROKER_AUDIT", "refusals"),
     ("broker.allow-store", "AllowStore", "BROKER_ALLOW_STORE", ()),
     ("broker.auto-suspend", "AutoSuspend", "BROKER_AUTO_SUSPEND", False),
+    ("broker.mirror-specs", "MirrorSpecs", "BROKER_MIRROR_SPECS", False),
     ("broker.prune", "Prune", "BROKER_PRUNE", "true"),
     ("broker.spool-dir", "SpoolDir", "BROKER_SPOOL_DIR", ""),
     ("broker.durability", "Durability", "BROKER_DURABILITY", "replicated"),
