@@ -39,18 +39,18 @@ class UnitCost(NamedTuple):
 
 
 UNIT_COSTS: Final = {
-    "appended_ms": UnitCost(3.3, "ms/MB", "a megabyte appended, at its primary", "unit_costs.py"),
+    "appended_ms": UnitCost(2.0, "ms/MB", "a megabyte appended, at its primary", "unit_costs.py"),
     "replicated_ms": UnitCost(
-        2.6, "ms/MB", "the same, for each further replica, at both ends", "unit_costs.py"
+        2.0, "ms/MB", "the same, for each further replica, at both ends", "unit_costs.py"
     ),
-    "append_us": UnitCost(150, "µs", "an append, at its primary", "unit_costs.py"),
+    "append_us": UnitCost(65, "µs", "an append, at its primary", "unit_costs.py"),
     "append_replicated_us": UnitCost(
-        500, "µs", "the same, for each further replica, at both ends", "unit_costs.py"
+        310, "µs", "the same, for each further replica, at both ends", "unit_costs.py"
     ),
-    "read_ms": UnitCost(0.4, "ms/MB", "a megabyte read, for each reader", "unit_costs.py"),
+    "read_ms": UnitCost(0.25, "ms/MB", "a megabyte read, for each reader", "unit_costs.py"),
     "none_ms": UnitCost(0.0, "ms/MB", "a megabyte stored, uncompressed", "unit_costs.py"),
-    "gzip_ms": UnitCost(4.0, "ms/MB", "a megabyte stored with gzip", "unit_costs.py"),
-    "zstd_ms": UnitCost(0.6, "ms/MB", "a megabyte stored with zstd", "unit_costs.py"),
+    "gzip_ms": UnitCost(3.9, "ms/MB", "a megabyte stored with gzip", "unit_costs.py"),
+    "zstd_ms": UnitCost(1.5, "ms/MB", "a megabyte stored with zstd", "unit_costs.py"),
     "snappy_ms": UnitCost(0.6, "ms/MB", "a megabyte stored with snappy", "unit_costs.py"),
     "idle_us": UnitCost(2.0, "µs/s", "an idle replica of a journal", "idle.py"),
     "replica_kib": UnitCost(33, "KiB", "memory of a replica of a journal", "idle.py"),
