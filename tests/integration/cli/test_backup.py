@@ -8,16 +8,18 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import pytest
 
-from gazette_sdk import Publisher
+from gazette_sdk import Publisher, Reader
 from gazette_sdk.cli.backup import archive
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import prefix_end
+from gazette_sdk.errors import ClosedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.testing import run_shards
 from gazette_sdk.transport import loop as sdk_loop
@@ -197,6 +199,53 @@ def test_a_cluster_without_etcd_continues_where_it_was(gazette_cluster, tools):
     assert saved(gazctl, "c.tar.gz")["kept/spooled"].registers == (("owner", "ada"),)
     again = restore(gazctl, cluster)
     assert "Etcd is not empty" in again.stderr
+
+
+def test_a_publisher_and_a_reader_that_run_meanwhile_continue(gazette_cluster, tools):
+    cluster = gazette_cluster(3, zones=3)
+    cluster.wait_until_ready()
+    gazctl = tools(cluster)
+    gazctl.ok("journals", "create", "orders", "--partitions", "2", "--replication", "2")
+    acknowledged, seen = [], []
+    is_ending = threading.Event()
+
+    transports = [cluster.connect() for _ in range(2)]
+
+    def publish():
+        with Publisher(mapping=BY_CUSTOMER, transport=transports[0]) as publisher:
+            while not is_ending.is_set():
+                number = len(acknowledged)
+                publisher.publish(Order(f"customer-{number % 7}", number)).result(TIMEOUT_S)
+                acknowledged.append(number)
+
+    def read():
+        with (
+            suppress(ClosedError),
+            Reader(Order, "topic=orders", transport=transports[1], block=True) as reader,
+        ):
+            seen.extend(envelope.message.cents for envelope in reader)
+
+    threads = [threading.Thread(target=work, daemon=True) for work in (publish, read)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(seen) > 50)
+    gazctl.ok("backup", "create", "b.tar.gz")
+    count = len(seen)
+    until(lambda: len(seen) > count + 50)
+    wipe(cluster)
+    start_brokers(cluster)
+    gazctl = tools(cluster)
+    outcome = restore(gazctl, cluster)
+    assert outcome.status == 0, outcome.stderr
+    count = len(seen)
+    until(lambda: len(seen) > count + 50)
+    is_ending.set()
+    threads[0].join(TIMEOUT_S)
+    until(lambda: len(seen) >= len(acknowledged))
+    for transport in transports:
+        sdk_loop.run(transport.aclose(), TIMEOUT_S)
+    threads[1].join(TIMEOUT_S)
+    assert sorted(seen) == acknowledged, "each message once"
 
 
 def test_offsets_that_a_lost_disk_may_have_given_are_not_given_again(gazette_cluster, tools):
