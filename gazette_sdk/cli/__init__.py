@@ -23,7 +23,6 @@ In reading order:
 - ``processes``: Members of a cluster on one machine: a parent process, and a child for each.
 - ``bench``: ``gazette bench``: measure a cluster as its users see it, and verify every message.
 - ``settings``: Options of commands, and those that several commands share.
-- ``attach_uuids``: ``gazctl attach-uuids`` (cli section 9).
 - ``dev``: ``gazette dev``: a complete local cluster in the foreground.
 - ``journals``: The commands of ``gazctl journals`` (cli section 5).
 - ``spark``: ``gazette spark``: pipelines of :mod:`gazette_spark.pipelines` on any Spark cluster.

@@ -43,7 +43,7 @@ _SHARDS = (CONSUMER_CLIENT, SHARDS_BROKER_CLIENT, SHARDS_ZONE, _SHARDS_LOGGING)
 _ATTACH_UUIDS = Command(
     "attach-uuids",
     "Write lines of files with a fresh UUID each",
-    "gazette_sdk.cli.attach_uuids:run",
+    "gazette_sdk.cli.journals.append:run_attach",
     (ATTACH_UUIDS,),
     details=(
         "Prepares lines for journals whose readers drop duplicates: CSV by default. The UUIDs of a "

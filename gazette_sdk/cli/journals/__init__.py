@@ -10,5 +10,6 @@ module of its own name, which is imported when the command runs:
 - ``read``: ``gazctl journals read``.
 - ``redrive``: ``gazctl journals redrive``.
 - ``specs``: ``gazctl journals apply``, ``create``, ``edit``, ``delete`` and ``suspend``.
-- ``append``: ``gazctl journals append``.
+- ``append``: ``gazctl journals append``, and ``gazctl attach-uuids``, which prepares what it
+  appends.
 """

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from gazette_sdk.cli.attach_uuids import BLOCK_BYTES, Template
+from gazette_sdk.cli.journals.append import INPUT_BLOCK_BYTES, Template
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.message.uuid import parse_uuid, uuid_of_text
 
@@ -30,7 +30,7 @@ def test_standard_input_is_read_without_files(gazctl):
 
 
 def test_lines_longer_than_a_block_are_whole(gazctl):
-    line = b"x" * (BLOCK_BYTES + 10)
+    line = b"x" * (INPUT_BLOCK_BYTES + 10)
     assert gazctl.ok("attach-uuids", "--template={{.Line}}\n", stdin=line + b"\nend\n").stdout == (
         line + b"\nend\n"
     )
@@ -45,7 +45,7 @@ def test_a_line_of_exactly_the_greatest_length_is_fine(gazctl):
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r\n", b"\nmore\n"])
 def test_lines_before_one_that_is_too_long_are_written(gazctl, end):
-    count = BLOCK_BYTES // 8  # more than a block
+    count = INPUT_BLOCK_BYTES // 8  # more than a block
     lines = b"xxxxxxxx\n" * count + b"y\n" + b"z" * 9
     arguments = ["attach-uuids", "--max-length=8", "--template={{.Line}}\n"]
     outcome = gazctl(*arguments, stdin=lines + end)
@@ -55,7 +55,7 @@ def test_lines_before_one_that_is_too_long_are_written(gazctl, end):
 
 
 def test_a_line_without_end_is_not_collected_for_ever(gazctl):
-    outcome = gazctl("attach-uuids", "--max-length=10", stdin=b"x" * (3 * BLOCK_BYTES))
+    outcome = gazctl("attach-uuids", "--max-length=10", stdin=b"x" * (3 * INPUT_BLOCK_BYTES))
     assert (outcome.status, outcome.stdout) == (1, b"")
     assert "line 1 is longer than 10 bytes" in outcome.stderr
 
