@@ -5,8 +5,10 @@ What must not happen is that an offset is given twice. Three things prevent it:
 - **Brokers come first.** Each starts over its spool directory, finds that this is another Etcd than
   before, and withholds what it has (`broker.recovery.withheld`). It claims the journals of which it
   has the last bytes. A journal that is created after that waits for those who claim it.
-- **A floor.** The spec of each journal is written with ``suspend.offset``: no append begins before
-  it. It is the greatest of the saved head, the saved offset and the end of what stores have.
+- **A floor.** The spec of a journal that no broker claims is written with ``suspend.offset``: no
+  append begins before it. It is the greatest of the saved head, the saved offset and the end of
+  what stores have. A claimed journal continues at the head of those who claim it. It gets a floor
+  only if all that held it may be lost; an end before the floor is an error.
 - **A skip.** No one may be left who has the last bytes of a journal that was appended to after the
   backup. So where no broker claims a journal, its floor is :data:`SKIP_BYTES` after that.
 
@@ -427,7 +429,9 @@ class Restore:
         floor = known + self.skip_bytes if skips else known
         if floor != spec.suspend.offset:  # it was resumed after the backup, or may have been
             spec.suspend.level = pb.JournalSpec.Suspend.NONE
-            spec.suspend.offset = floor
+            # A broker without bytes would begin at the offset, before those with a claim are asked.
+            if not claimed_by or self._is_lost(spec):
+                spec.suspend.offset = floor
         if journal.create_revision:
             set_value(spec.labels, CONTINUES, str(journal.create_revision))
         if skips and self.skip_bytes:
@@ -440,7 +444,7 @@ class Restore:
             state=State.CREATE if present is None else State.EXISTS,
             saved_head=journal.head,
             stored_end=stored.end,
-            floor=spec.suspend.offset,
+            floor=floor if present is None else spec.suspend.offset,
             claimed_by=claimed_by,
             level=pb.JournalSpec.Suspend.Level.Name(spec.suspend.level),
             skips=bool(skipped_to(spec.labels)),
@@ -455,13 +459,14 @@ class Restore:
         that was empty, or suspended, was appended to after the backup only if it is claimed, or
         lost with a disk.
         """
-        brokers = len(self.backup.brokers)
-        lost = brokers if ALL in self.lost else len(set(self.lost))
-        if not brokers:  # it is not known which there were
+        if not self.backup.brokers:  # it is not known which there were
             return known > 0
-        if lost >= max(1, desired_replication(spec)):
-            return True
-        return bool(known) and not is_suspended(spec)
+        return self._is_lost(spec) or (bool(known) and not is_suspended(spec))
+
+    def _is_lost(self, spec: pb.JournalSpec) -> bool:
+        """Return True if all replicas of a journal may have been at brokers that are lost."""
+        lost = len(self.backup.brokers) if ALL in self.lost else len(set(self.lost))
+        return lost >= max(1, desired_replication(spec))
 
     # ------------------------------------------------------------ work
 
