@@ -28,8 +28,9 @@ ACKNOWLEDGED_WAIT_S = 0.25
 acknowledged its content: normally some milliseconds. So a client reads what it has appended."""
 
 FIRST_LISTING_WAIT_S = 5.0
-"""Bound of the wait of a read which does not block, for the first listing of the stores: a replica
-that has just started takes appends before it knows what is stored."""
+"""Bound of the wait for the first listing of the stores, by reads which do not block, and by those
+of the write head: a replica that has just started does not know what is stored. The first would
+find nothing where there is content, and the others begin before it."""
 
 OFFSET_JUMP_AGE_S = 6 * 3600
 """A read skips a gap in a journal when the fragment after it is older than this: until then a
@@ -370,6 +371,8 @@ class Index:
     async def query(self, request: pb.ReadRequest) -> QueryResult:
         """Find the fragment of a read's offset; wait for it if the read blocks.
 
+        A read which does not block waits for the first listing of the stores, if it finds nothing.
+
         Args:
             request: its ``offset``, ``block``, ``begin_mod_time`` and ``include_unacknowledged``
                 are used.
@@ -379,18 +382,20 @@ class Index:
         """
         offset, begin_mod_time, block = request.offset, request.begin_mod_time, request.block
         is_held = not request.include_unacknowledged
+        if offset == -1:
+            await self._await_first_listing()
         if is_held and self._is_reported and (offset == -1 or not block):
             await self._await_acknowledgement(offset)
         if offset == -1:
             offset = self.readable_end if is_held else self._end
-        has_waited = False
+        has_waited = self.first_refresh.is_set()
         while True:
             if self._closed:
                 raise ClosedError("the journal is no longer served here; try again")
             end = self.readable_end if is_held else self._end
             if not block or offset < end:
                 result = self._look_up(offset, begin_mod_time, end, block=block)
-                if result.status == pb.OK or (not block and (has_waited or result.offset >= end)):
+                if result.status == pb.OK or (not block and has_waited):
                     return result
                 offset = result.offset
             if not block:

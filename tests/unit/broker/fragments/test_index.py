@@ -242,6 +242,7 @@ def test_readers_are_never_ahead_of_what_is_acknowledged_or_stored(steps):
     async def scenario(directory):
         index, file = Index(), a_file(directory)
         index.hold(is_reported=False)
+        index.replace_remote(CoverSet())
         begin = end = acknowledged = stored = 0
         closed: list[tuple[int, int]] = []
         forms = {(0, 0)}
@@ -347,12 +348,22 @@ def test_a_read_that_does_not_block_waits_for_what_the_first_listing_may_show(
             return index, asyncio.ensure_future(index.query(pb.ReadRequest(offset=0)))
 
         index, read = restarted()
-        beyond = await index.query(pb.ReadRequest(offset=12))
-        assert beyond.status == pb.OFFSET_NOT_YET_AVAILABLE
-        assert not read.done()
-        index.replace_remote(CoverSet([fragment_of(0, 6, mod_time=1_500_000_000)]))
+        beyond, head, stored = [
+            asyncio.ensure_future(index.query(pb.ReadRequest(offset=offset, block=block)))
+            for offset, block in ((12, False), (-1, True), (13, False))
+        ]
+        await asyncio.sleep(0)
+        assert not any(each.done() for each in (read, beyond, head, stored))
+        index.replace_remote(
+            CoverSet(fragment_of(*span, mod_time=1_500_000_000) for span in ((0, 6), (12, 20)))
+        )
         found = await read
-        assert (found.status, found.fragment.end, found.write_head) == (pb.OK, 6, 12)
+        assert (found.status, found.fragment.end, found.write_head) == (pb.OK, 6, 20)
+        assert [(await each).status for each in (beyond, stored)] == [pb.OK, pb.OK]
+        await asyncio.sleep(0)
+        assert not head.done(), "it waits for what follows the head"
+        index.commit(fragment_of(20, 25), a_file(directory))
+        assert (await head).offset == 20
 
         index, read = restarted()
         await asyncio.sleep(0)
