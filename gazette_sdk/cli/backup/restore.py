@@ -7,10 +7,11 @@ What must not happen is that an offset is given twice. Three things prevent it:
   has the last bytes. A journal that is created after that waits for those who claim it.
 - **A floor.** The spec of a journal that no broker claims is written with ``suspend.offset``: no
   append begins before it. It is the greatest of the saved head, the saved offset and the end of
-  what stores have. A claimed journal continues at the head of those who claim it. It gets a floor
-  only if all that held it may be lost; an end before the floor is an error.
+  what stores have. A claimed journal continues at the head of those who claim it, and has no such
+  offset: a broker without its bytes could begin there. An end before the floor is an error.
 - **A skip.** No one may be left who has the last bytes of a journal that was appended to after the
-  backup. So where no broker claims a journal, its floor is :data:`SKIP_BYTES` after that.
+  backup. So where no broker claims a journal, or all that held it may be lost, its floor is
+  :data:`SKIP_BYTES` after that.
 
 Positions of readers and shards have the create revision of each journal. Another Etcd gives another
 one, so that a label of the spec has the first one (:data:`~gazette_sdk.protocol.labels.CONTINUES`).
@@ -425,13 +426,15 @@ class Restore:
         spec = pb.JournalSpec.FromString(journal.spec_bytes)
         saved = max(journal.head or 0, spec.suspend.offset)
         known = max(saved, stored.end)
-        skips = not claimed_by and self._may_have_lost(spec, known)
+        continues = bool(claimed_by) and not self._is_lost(spec)
+        skips = not continues and self._may_have_lost(spec, known)
         floor = known + self.skip_bytes if skips else known
-        if floor != spec.suspend.offset:  # it was resumed after the backup, or may have been
+        is_as_saved = floor == spec.suspend.offset and self._is_suspended_still(spec, claimed_by)
+        if continues and not is_as_saved:
+            spec.suspend.Clear()
+        elif floor != spec.suspend.offset:  # it was resumed after the backup, or may have been
             spec.suspend.level = pb.JournalSpec.Suspend.NONE
-            # A broker without bytes would begin at the offset, before those with a claim are asked.
-            if not claimed_by or self._is_lost(spec):
-                spec.suspend.offset = floor
+            spec.suspend.offset = floor
         if journal.create_revision:
             set_value(spec.labels, CONTINUES, str(journal.create_revision))
         if skips and self.skip_bytes:
@@ -462,6 +465,18 @@ class Restore:
         if not self.backup.brokers:  # it is not known which there were
             return known > 0
         return self._is_lost(spec) or (bool(known) and not is_suspended(spec))
+
+    def _is_suspended_still(self, spec: pb.JournalSpec, claimed_by: Sequence[str]) -> bool:
+        """Return True if a journal that was suspended was not resumed after the backup.
+
+        One that is suspended in part has one replica, which claims it. All replicas claim one that
+        was resumed. Where that does not decide, it is taken for resumed.
+        """
+        return (
+            is_suspended(spec)
+            and len(claimed_by) <= 1
+            and (not claimed_by or (spec.replication > 1 and not self.lost))
+        )
 
     def _is_lost(self, spec: pb.JournalSpec) -> bool:
         """Return True if all replicas of a journal may have been at brokers that are lost."""

@@ -410,6 +410,7 @@ def test_names_and_heads_are_found_without_mirrors_and_guesses_are_marked(gazett
     assert gazctl.ok("journals", "read", "kept/spooled").stdout.count(b"\n") == 3
 
 
+@pytest.mark.long
 @pytest.mark.serial
 def test_a_large_cluster_is_restored_with_its_shards_though_the_restore_is_killed(
     gazette_cluster, tools, monkeypatch
@@ -475,6 +476,7 @@ def test_a_large_cluster_is_restored_with_its_shards_though_the_restore_is_kille
     assert (len(backup.journals), len(backup.shards)) == (200, 20)
     assert all(shard.hints for shard in backup.shards)
     heads = {name: head(cluster, name) for name in awake}
+    heads |= {name: written[name][-1][1] for name in awake}
     wipe(cluster)
     start_brokers(cluster)
     begun = time.monotonic()
