@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, TypeVar
@@ -346,6 +347,10 @@ def partition_names(name: str, partitions: int) -> list[str]:
     return names
 
 
+SEEN_S: Final = 1.0
+"""Time in which brokers that have just started are seen by the others, at least."""
+
+
 async def create_journals(
     transport: Transport,
     name: str,
@@ -385,7 +390,8 @@ async def create_journals(
         _refuse_different(existing, given)
         specs = {each: listed.spec for each, listed in existing.items()}
         if len(specs) < len(names):
-            brokers = await count_brokers(transport, names[0])
+            wanted = 0 if force else given.get("replication") or 0
+            brokers = await _brokers(transport, names[0], wanted)
             base = await _base_spec(transport, existing, given, brokers)
             changes = [_creation(each, base, given) for each in names if each not in existing]
             if not force:
@@ -404,6 +410,24 @@ async def create_journals(
     journals = [change.name for change in made if continues or change.outcome == "created"]
     await begin_journals(transport, journals, continues=continues)
     return made
+
+
+async def _brokers(transport: Transport, journal: str, wanted: int) -> int:
+    """Return the number of brokers that take journals, once there are enough, or soon.
+
+    Args:
+        transport: how to reach the cluster.
+        journal: a journal, of which the cluster is asked for its brokers.
+        wanted: number that is enough.
+    """
+    ends_at = time.monotonic() + SEEN_S
+    attempt = 0
+    while 0 < (brokers := await count_brokers(transport, journal)) < wanted <= REPLICATION[1]:
+        if time.monotonic() >= ends_at:
+            break
+        await pause(attempt)
+        attempt += 1
+    return brokers
 
 
 def _refuse_replication(replication: int | None, brokers: int) -> None:

@@ -298,6 +298,10 @@ def solve(state: State) -> list[list[int]]:
     return desired
 
 
+TURNS_MEMBERS_MIN = 16
+"""Members of a zone from which on its items take turns at them."""
+
+
 class FlowNetwork:
     """Network of the items ``[begin, end)`` of a state, and all of its members.
 
@@ -374,14 +378,18 @@ class FlowNetwork:
     def first_arc(self, node: int, page: int) -> int:
         """Return the arc at which a node begins; see :class:`Network`.
 
-        The zone-items of a zone take turns at its members. Their numbers would not do: they differ
-        by multiples of the number of zones, which often has a divisor in common with that of
-        members. Then most members are the first of no item, and others of too many.
+        The zone-items of a large zone take turns at its members. Their numbers would not do: they
+        differ by multiples of the number of zones, which often has a divisor in common with that of
+        members. Then most members are the first of no item, and others of too many. In a small zone
+        that costs little, and the placement is that of Gazette's allocator.
         """
         zone_item = node - self._first_zone_item
         if page == 0 or not 0 <= zone_item < self._first_member - self._first_zone_item:
             return node
-        turns = self._turns[zone_item % self._zones]
+        zone = zone_item % self._zones
+        if len(self._zone_members[zone]) < TURNS_MEMBERS_MIN:
+            return node
+        turns = self._turns[zone]
         return turns.setdefault(node, len(turns))
 
     def extract(self, solver: PushRelabel) -> list[list[int]]:

@@ -20,6 +20,7 @@ from gazette_sdk.broker.append.append import _Append
 from gazette_sdk.broker.append.machine import State
 from gazette_sdk.cluster.broker_keys import route_value
 from gazette_sdk.cluster.etcd_messages import Delete, Put
+from gazette_sdk.cluster.membership import EtcdConfig
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.rules import route_of
@@ -201,7 +202,9 @@ def suspended(monkeypatch):
 def test_a_broker_whose_loop_was_blocked_for_longer_than_its_lease_goes_on(etcd, tmp_path):
     async def scenario():
         async with HandCluster(etcd, tmp_path) as cluster:
-            client = await cluster.start(STALE, lease_ttl_s=2)
+            client = await cluster.start(
+                STALE, etcd=EtcdConfig(endpoint=etcd.address, lease_ttl_s=2)
+            )
             await client.apply(journal_spec(JOURNAL, replication=1))
             await cluster.assign(JOURNAL, STALE)
             await appended(client, b"old")

@@ -33,6 +33,9 @@ def cluster(gazette_cluster, gazctl):
     running = gazette_cluster(2, lease_ttl_s=20)
     running.wait_until_ready()
     gazctl.environ["GAZETTE_ADDRESS"] = running.address
+    ends_at = time.monotonic() + TIMEOUT_S
+    while len(json.loads(gazctl.ok("brokers", "list", "-o", "json").text)["brokers"]) < 2:
+        assert time.monotonic() < ends_at, "the first broker does not see the second"
     return running
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from gazette_sdk import Journals, Publisher, Reader, connect, mapping
 from gazette_sdk.cluster.child_process import reserve_port
+from gazette_sdk.errors import OffsetNotYetAvailableError
 from gazette_sdk.transport import loop as sdk_loop
 from support.order_totals import PROGRAM, publish, wait_for_totals
 from support.tools import start_tool
@@ -116,7 +117,14 @@ def publish_numbers(transport, numbers):
 
 
 def read_numbers(transport):
-    return sorted(each.message["n"] for each in Reader(dict, "topic=numbers", transport=transport))
+    """Read all messages, once brokers that took over have listed what others have stored."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            reader = Reader(dict, "topic=numbers", transport=transport)
+            return sorted(each.message["n"] for each in reader)
+        except OffsetNotYetAvailableError:
+            assert time.monotonic() < deadline
 
 
 def wait_until_gone(pids):

@@ -256,14 +256,21 @@ def test_an_even_cluster_is_loaded_evenly(zones):
 
 def test_the_items_of_a_zone_begin_at_all_of_its_members_in_turn():
     """Also where the numbers of zones and members have a divisor in common."""
-    members = {f"{'abcde'[n % 5]}#member-{n:02}": 40 for n in range(50)}
+    members = {f"{'abcde'[n % 5]}#member-{n:02}": 40 for n in range(100)}
     state = state_of({f"item-{n:03}": 3 for n in range(100)}, members)
     network = network_of(state)
     first_zone_item, zones = 2 + 100, 5
     zone_items = range(first_zone_item, first_zone_item + 100 * zones, zones)
-    firsts = [network.first_arc(node, 1) % 10 for node in zone_items]
-    assert [firsts.count(member) for member in range(10)] == [10] * 10
-    assert [network.first_arc(node, 1) % 10 for node in zone_items] == firsts
+    firsts = [network.first_arc(node, 1) % 20 for node in zone_items]
+    assert [firsts.count(member) for member in range(20)] == [5] * 20
+    assert [network.first_arc(node, 1) % 20 for node in zone_items] == firsts
+
+
+def test_the_items_of_a_small_zone_begin_where_those_of_gazette_do():
+    members = {f"{'ab'[n % 2]}#member-{n:02}": 40 for n in range(20)}
+    network = network_of(state_of({f"item-{n}": 3 for n in range(10)}, members))
+    nodes = range(2 + 10, 2 + 10 + 20)
+    assert [network.first_arc(node, 1) for node in nodes] == list(nodes)
 
 
 @pytest.mark.parametrize("zones", [1, 3, 10])
