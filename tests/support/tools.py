@@ -71,6 +71,9 @@ class Tool:
         root, of_loops = logging.getLogger(), logging.getLogger("asyncio")
         of_loops.addFilter(_is_no_stray_wakeup)
         handlers, level = root.handlers[:], root.level
+        package = logging.getLogger("gazette_sdk")
+        package_level = package.level
+        package.setLevel(logging.NOTSET)  # as in a process of its own, whatever others have set
         self._capture.readouterr()
         with self._monkeypatch.context() as patch, given.open() as file:
             patch.setattr(sys, "stdin", file)
@@ -89,6 +92,7 @@ class Tool:
                     handler.close()
                 root.handlers[:] = handlers
                 root.setLevel(level)
+                package.setLevel(package_level)
         captured = self._capture.readouterr()
         return Outcome(status, captured.out, captured.err.decode())
 
