@@ -99,7 +99,7 @@ def is_sampled(parent: str) -> bool:
     return found is not None and bool(int(found[3], 16) & _SAMPLED)
 
 
-def text_of(context: SpanContext) -> str:
+def traceparent_of(context: SpanContext) -> str:
     """Return a context as of Trace Context."""
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
@@ -166,10 +166,9 @@ class Tracing:
             finally:
                 LOG_FIELDS.reset(token)
 
-    def fail(self, span: Span, error: BaseException | str) -> None:
+    def fail(self, span: Span, error: BaseException) -> None:
         """End a span with an error."""
-        if isinstance(error, BaseException):
-            span.record_exception(error)
+        span.record_exception(error)
         span.set_status(self._api.StatusCode.ERROR, str(error))
         span.end()
 

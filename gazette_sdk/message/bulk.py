@@ -35,7 +35,7 @@ from gazette_sdk.message.mapping import Mapping as JournalMapping
 from gazette_sdk.message.receipt import BatchReceipt
 from gazette_sdk.message.sender import Outbox, Sender, Sequences, no_mapping
 from gazette_sdk.message.uuid import PRODUCER_BYTES, TICK, Stamp
-from gazette_sdk.tracing import ROOM_BYTES, text_of
+from gazette_sdk.tracing import ROOM_BYTES, traceparent_of
 from gazette_sdk.transport.loop import guarded
 from gazette_sdk.user_code import call, call_each
 
@@ -365,7 +365,7 @@ class _Batch:
             framed = part.frames(stamp, first)
             context = None
             if sender.traces is not None and (context := sender.traces.current()) is not None:
-                framed = part.traced(framed, text_of(context))
+                framed = part.traced(framed, traceparent_of(context))
             self._is_adding = True
             for outbox, first_index, frames, count in framed:
                 append, begin = outbox.add_frames(frames)

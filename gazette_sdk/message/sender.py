@@ -65,7 +65,7 @@ from gazette_sdk.message.uuid import (
 )
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2
-from gazette_sdk.tracing import ROOM_BYTES, SendTraces, enabled, text_of
+from gazette_sdk.tracing import ROOM_BYTES, SendTraces, enabled, traceparent_of
 from gazette_sdk.transport.append.appender import AppendService, JournalAppender
 from gazette_sdk.transport.append.queue import AnyFuture, PendingAppend
 from gazette_sdk.transport.base import Transport
@@ -917,7 +917,7 @@ class Sender:
         traces.note(append, context)
         if len(payload) + ROOM_BYTES > outbox.frame_bytes_max:
             return payload
-        return outbox.kinds[type(message)].with_parent(message, payload, text_of(context))
+        return outbox.kinds[type(message)].with_parent(message, payload, traceparent_of(context))
 
     def note_interrupt(self, error: BaseException, *, is_adding: bool = False) -> None:
         """Fail the publisher if its thread was interrupted at work.

@@ -122,7 +122,7 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> list[Group]:
 
 @pytest.fixture(scope="module")
 def cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What mypy knows of modules that did not change, kept for later runs of the tests."""
+    """Return a folder of what mypy knows of unchanged modules, kept for later runs of the tests."""
     kept = getattr(request.config, "cache", None)
     return tmp_path_factory.mktemp("mypy") if kept is None else Path(kept.mkdir("mypy"))
 

@@ -1,4 +1,4 @@
-"""What the files below ``deploy/`` say, and the options that they may use."""
+"""Contents of the files below ``deploy/``, and the options that they may use."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def expressions(name: str) -> Iterator[str]:
 def said_by_promtool(
     directory: Path, *arguments: str, stdin: str = "", must_succeed: bool = False
 ) -> str:
-    """What promtool says. Without it a test is skipped, and fails in CI."""
+    """Return the output of promtool. Without it a test is skipped, and fails in CI."""
     try:
         program = promtool()
     except RuntimeError as missing:
@@ -86,7 +86,7 @@ def said_by_promtool(
 
 
 def checked_by_promtool(directory: Path, *arguments: str) -> str:
-    """What promtool says of good files.
+    """Return the output of promtool for good files.
 
     Raises:
         AssertionError: they are not good.

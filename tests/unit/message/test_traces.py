@@ -68,7 +68,7 @@ def spans():
 
 
 def text_of(span):
-    return tracing.text_of(span.get_span_context())
+    return tracing.traceparent_of(span.get_span_context())
 
 
 def content(transport):
