@@ -7,19 +7,16 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from gazette_sdk import Journals, JsonMessage, Publisher, Reader, mapping, shard, tracing
+from gazette_sdk import Journals, JsonMessage, Publisher, Reader, mapping, shard
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.shard.transaction.machine import CommitStep
+from support.traces import traced
 
 WAIT_S = 60.0
 
@@ -37,29 +34,10 @@ def cluster(tmp_path):
         yield started
 
 
-class Exporter(InMemorySpanExporter):
-    """Spans that ended; the event is set by that of a transaction."""
-
-    def __init__(self):
-        super().__init__()
-        self.has_transaction = threading.Event()
-
-    def export(self, spans):
-        result = super().export(spans)
-        if any(span.name.startswith("transaction") for span in spans):
-            self.has_transaction.set()
-        return result
-
-
 @pytest.fixture
 def exporter():
-    made = Exporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(made))
-    tracing.enable(provider)
-    made.tracer = provider.get_tracer("tests")
-    yield made
-    tracing.disable()
+    with traced() as made:
+        yield made
 
 
 def copier(name, source, target, *, is_async=False, fails=lambda order: None):

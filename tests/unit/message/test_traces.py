@@ -13,8 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from gazette_sdk import JsonMessage, Publisher, Reader, mapping, tracing
@@ -24,6 +22,7 @@ from gazette_sdk.message.kinds.json import spliced
 from support.memory_transport import MemoryTransport
 from support.protobuf_messages import Gram, TracedGram
 from support.published import WAIT_S
+from support.traces import traced
 
 NAME = "a/journal"
 
@@ -58,13 +57,8 @@ class WithParent(msgspec.Struct, forbid_unknown_fields=True):
 @pytest.fixture
 def spans():
     """The spans that ended."""
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    tracing.enable(provider)
-    exporter.tracer = provider.get_tracer("tests")
-    yield exporter
-    tracing.disable()
+    with traced() as exporter:
+        yield exporter
 
 
 def text_of(span):
