@@ -363,7 +363,7 @@ def test_what_no_recovery_needs_of_a_log_is_removed_by_its_broker(etcd, tmp_path
             directory = tmp_path / "fragments" / LOG
 
             def stored() -> list[tuple[int, int]]:
-                parsed = [parse_content_path(LOG, each.name) for each in directory.glob("*")]
+                parsed = [parse_content_path(LOG, each.name) for each in directory.glob("[!.]*")]
                 return sorted((each.begin, each.end) for each in parsed)
 
             primary = await new_primary(client, tmp_path, 1)
