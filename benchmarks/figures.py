@@ -52,6 +52,10 @@ PEERS = {"words": (), "run": ("--singles", "0"), "latency": ()}
 PROGRAM_TIMEOUT_S = 1800.0
 
 
+class ProgramError(Exception):
+    """A program that failed, and the end of what it wrote to its standard error."""
+
+
 def machine() -> dict[str, str]:
     """Return what identifies the machine and the tested version."""
     cpu = re.search(r"^model name\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
@@ -84,7 +88,7 @@ def measured(command: list[str]) -> Any:
     """Run a program, and return what it printed as JSON.
 
     Raises:
-        SystemExit: it failed.
+        ProgramError: it failed.
     """
     print(f"{' '.join(command)} …", end="", file=sys.stderr, flush=True)
     began = time.monotonic()
@@ -98,12 +102,16 @@ def measured(command: list[str]) -> Any:
     )
     print(f" {time.monotonic() - began:.0f} s", file=sys.stderr)
     if run.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{run.stderr[-4000:]}")
+        raise ProgramError(f"{' '.join(command)} failed:\n{run.stderr[-4000:]}")
     return json.loads(run.stdout)
 
 
 def main() -> None:
-    """Run the programs, and write what they measured."""
+    """Run the programs, and write what they measured.
+
+    Raises:
+        SystemExit: programs failed. What the others measured is written.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -115,13 +123,19 @@ def main() -> None:
     if unknown := set(wanted) - set(names):
         parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     found: dict[str, Any] = {"machine": machine()}
+    failures = []
     for name in wanted:
         if name in PROGRAMS:
             program = [sys.executable, f"benchmarks/{name}.py", *PROGRAMS[name], "--json"]
         else:
             program = ["scripts/peers", name, *PEERS[name], "--json"]
-        found[name] = measured(program)
+        try:
+            found[name] = measured(program)
+        except (ProgramError, subprocess.TimeoutExpired, ValueError) as error:
+            failures.append(f"{name}: {error}")
         options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if failures:
+        raise SystemExit("\n".join(failures))
 
 
 if __name__ == "__main__":
