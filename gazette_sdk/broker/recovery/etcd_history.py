@@ -573,4 +573,5 @@ class WithheldSpools:
             "%d spools of %s are used again where no other broker has other bytes: its spec was "
             "applied again, or Etcd was accepted", len(spools), item.id,
         )  # fmt: skip
+        directory.end_withholding(item.id)  # without a wait before they are taken
         self._release(item, spools)

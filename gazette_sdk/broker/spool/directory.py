@@ -582,7 +582,9 @@ class SpoolDirectory:
         """Release what is withheld of a journal: its head is unverified, its spools contested.
 
         They belong to the journal that now has this name, from then on. Blocks. A call that was
-        interrupted may be repeated, also after a restart.
+        interrupted may be repeated, also after a restart. The journal counts as withheld until the
+        loop calls :meth:`end_withholding`, with which it takes them: a replica that began between
+        would begin without them.
 
         Args:
             name: the journal's.
@@ -611,8 +613,11 @@ class SpoolDirectory:
             (directory / "withheld").unlink(missing_ok=True)
             if is_synced:
                 self.sync_names(name)
-            del self._withheld[name]
         return spools
+
+    def end_withholding(self, name: str) -> None:
+        """Withhold nothing of a journal any more: :meth:`release` has ended."""
+        del self._withheld[name]
 
     def take_acceptance(self) -> bool:
         """Return True if an operator has accepted the Etcd of now; see :func:`accept_etcd`."""

@@ -15,7 +15,7 @@ from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.process import Broker
 from gazette_sdk.broker.recovery import etcd_history
 from gazette_sdk.broker.recovery.etcd_history import RevisionFile
-from gazette_sdk.broker.spool.directory import accept_etcd
+from gazette_sdk.broker.spool.directory import SpoolDirectory, accept_etcd
 from gazette_sdk.cluster import etcd as etcd_module
 from gazette_sdk.cluster.etcd_server import EtcdServer, find_etcd
 from gazette_sdk.cluster.keyspace import Entry, HistoryMark, KeySpace
@@ -192,6 +192,39 @@ def test_bytes_of_a_journal_that_was_created_in_the_last_second_outlive_an_older
                 assert await client.read("a/known") == b"before and after!"
                 await client.apply(journal_spec("b/new"))
                 await client.append_until("b/new", b"!", pb.OK)
+                assert await client.read("b/new") == b"acknowledged!"
+
+    run(scenario(), timeout_s=90)
+
+
+def test_no_replica_begins_without_bytes_that_are_just_being_released(
+    restorable, tmp_path, monkeypatch
+):
+    """The disk is done with them, and the loop, which is busy, hears of it later."""
+    in_background, is_assigned = SpoolDirectory.in_background, asyncio.Event()
+    delayed = []
+
+    async def heard_late(directory, work):
+        was_withheld = len(directory._withheld)
+        found = await in_background(directory, work)
+        if isinstance(found, list) and was_withheld:
+            delayed.append(found)
+            async with asyncio.timeout(LIMIT_S):
+                await is_assigned.wait()
+            await asyncio.sleep(0.1)  # the replica that could begin
+        return found
+
+    monkeypatch.setattr(SpoolDirectory, "in_background", heard_late)
+
+    async def scenario():
+        async with crashed_broker(restorable, tmp_path, has_seen_all=False) as fixture:
+            await restorable.restore()
+            async with a_broker(fixture, tmp_path) as (broker, client):
+                await client.apply(journal_spec("b/new"))
+                await until(lambda: delayed and broker.keyspace.assignments("b/new"))
+                is_assigned.set()
+                answer = (await client.append_until("b/new", b"!", pb.OK))[-1]
+                assert answer.commit.begin == len(b"acknowledged")
                 assert await client.read("b/new") == b"acknowledged!"
 
     run(scenario(), timeout_s=90)
