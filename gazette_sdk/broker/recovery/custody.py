@@ -208,9 +208,7 @@ class Custody:
             upload=lambda spool: persister.complete(replace(spool, primary=True)),
             replica_of=resolver.replica,
             upload_agreed=lambda spool: self.add(replace(spool, primary=True)),
-            restores_head=lambda journal: (
-                history.was_member(journal) or self._withheld.was_released(journal)
-            ),
+            restores_head=self._may_restore_head,
             goes_on=last_routes.goes_on,
             continued_by=history.continued_by,
             other_members=history.other_members,
@@ -336,11 +334,11 @@ class Custody:
 
     async def _claim_missing(self) -> None:
         """Let journals that Etcd lost wait for this broker, when they are created again."""
-        missing = [
-            each.journal
+        missing = {
+            each.journal: each.head.end
             for each in self._directory.withheld()
             if each.head is not None and self._keyspace.item(each.journal) is None
-        ]
+        }
         if not missing:
             return
         try:
@@ -350,6 +348,13 @@ class Custody:
         except EtcdError as error:  # its roles forbid it
             _log.warning("other brokers do not know that this one has withheld spools: %s", error)
         await self._load_records()
+
+    def _may_restore_head(self, journal: str) -> bool:
+        """Return True if the head of this broker's spools may be where a journal continues."""
+        last = self.last_routes.last(journal)
+        if last is not None and last.is_claimed:  # by those with the greatest head
+            return self._local_id in last.route.members
+        return self._history.was_member(journal) or self._withheld.was_released(journal)
 
     def _is_quarantined(self, journal: str, create_revision: int) -> bool:
         return self._quarantine.holds(journal, create_revision)

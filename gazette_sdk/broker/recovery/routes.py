@@ -10,9 +10,9 @@ that writes a route records it in the same transaction, outside the cluster's ow
 The value is a ``Header``: the route, the broker that recorded it, and the revision of the route if
 it was written earlier than the record.
 
-A broker that has the last bytes of a journal which Etcd does not have any more (`withheld`) adds
-itself to the record of create revision 0. That is the record of the journal which is created again,
-until it has one of its own.
+A broker that has the last bytes of a journal which Etcd does not have any more (`etcd_history`)
+adds itself to the record of create revision 0, unless others have more. That is the record of the
+journal which is created again, until it has one of its own.
 
 The recorder (:class:`RouteRecorder`) records routes that no one recorded in the transaction which
 wrote them: those are routes of primaries of other implementations, and routes of a broker that was
@@ -46,7 +46,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -141,25 +141,37 @@ class RecordedRoutes:
         """Return the record of brokers with bytes of a journal that Etcd lost, if there is one."""
         return self.mirror.find(self._claims_key(journal))
 
-    async def claim(self, etcd: Etcd, journals: Iterable[str]) -> None:
+    async def claim(self, etcd: Etcd, ends: Mapping[str, int]) -> None:
         """Record that this broker has the last bytes of journals that Etcd does not have.
+
+        Only brokers with the greatest end stay recorded: one that was away while others continued
+        has an older one.
+
+        Args:
+            etcd: the client.
+            ends: offset at which this broker would continue each journal, by name.
 
         Raises:
             EtcdError: Etcd failed, or its roles forbid it.
         """
-        for journal in journals:
+        for journal, end in ends.items():
             key = self._claims_key(journal)
             is_written = False
             while not is_written:
                 found = (await etcd.range(key)).entries
-                members = list(self._decode(found[0]).value.route.members) if found else []
-                if self._local_id in members:
+                known = self._decode(found[0]).value.route if found else pb.Route()
+                if found and (
+                    known.stored_end > end
+                    or (known.stored_end == end and self._local_id in known.members)
+                ):
                     break
+                equal = known.members if known.stored_end == end else ()
                 members = sorted(
-                    [*members, self._local_id], key=lambda each: (each.zone, each.suffix)
+                    [*equal, self._local_id], key=lambda each: (each.zone, each.suffix)
                 )
                 value = pb.Header(
-                    process_id=self._local_id, route=pb.Route(members=members, primary=NO_PRIMARY)
+                    process_id=self._local_id,
+                    route=pb.Route(members=members, primary=NO_PRIMARY, stored_end=end),
                 )
                 condition = Compare.mod_revision(key, found[0].mod_revision if found else 0)
                 result = await etcd.txn([condition], [Put(key, value.SerializeToString())])

@@ -5,7 +5,7 @@
     ROOT/lock                                      locked while a broker uses the directory
     ROOT/lease                                     the lease of the last process (`LeaseNote`)
     ROOT/revision                                  last revision of Etcd (`etcd_history`)
-    ROOT/accepted                                  withheld spools may be used (`withheld`)
+    ROOT/accepted                                  withheld spools may be used (`etcd_history`)
     ROOT/journals/NAME=DIGEST/head                 the greatest committed offset, and the registers
     ROOT/journals/NAME=DIGEST/head.unverified      a head that is not used yet
     ROOT/journals/NAME=DIGEST/head.forgotten       a head that was known, until another one is

@@ -3,8 +3,10 @@
 What must not happen is that an offset is given twice. Three things prevent it:
 
 - **Brokers come first.** Each starts over its spool directory, finds that this is another Etcd than
-  before, and withholds what it has (`broker.recovery.withheld`). It claims the journals of which it
-  has the last bytes. A journal that is created after that waits for those who claim it.
+  before, and withholds what it has (`broker.recovery.etcd_history`). It claims the journals of
+  which it has the last bytes, unless others have more. A journal that is created after that waits
+  for those who claim it. A claim counts only if it ends where the backup and the stores end, or
+  later.
 - **A floor.** The spec of a journal that no broker claims is written with ``suspend.offset``: no
   append begins before it. It is the greatest of the saved head, the saved offset and the end of
   what stores have. A claimed journal continues at the head of those who claim it, and has no such
@@ -30,7 +32,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import orjson
 
@@ -180,6 +182,22 @@ class Plan:
     endpoints: Sequence[str]
 
 
+class _Claim(NamedTuple):
+    """Brokers that have the last bytes of a journal.
+
+    Attributes:
+        brokers: as ZONE/ID.
+        end: offset at which they would continue it; None if it has a route already.
+    """
+
+    brokers: Sequence[str]
+    end: int | None
+
+    def reaches(self, known: int) -> bool:
+        """Return True if they have what is known of the journal."""
+        return self.end is None or self.end >= known
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """Outcome of a restore.
@@ -250,7 +268,7 @@ class Restore:
             )
         logs = {each.log for each in self.backup.shards}
         journals = [
-            self._journal(each, stored[each.name], claims.get(each.name, ()), keys)
+            self._journal(each, stored[each.name], claims.get(each.name), keys)
             for each in sorted(self.backup.journals, key=lambda each: each.name not in logs)
         ]
         present = {(application, name) for application, name, _ in keys.shards}
@@ -407,25 +425,29 @@ class Restore:
             connect_timeout_s=ANSWER_TIMEOUT_S / 2,
         )
 
-    async def _claims(self) -> Mapping[str, Sequence[str]]:
+    async def _claims(self) -> Mapping[str, _Claim]:
         """Return the brokers with the last bytes of journals that Etcd does not have, by journal.
 
         Records of journals that an interrupted restore created count, too: a broker wrote them.
         """
         root = f"/gazette_sdk/routes{self.prefix.rstrip('/')}/".encode()
-        found: dict[str, Sequence[str]] = {}
+        found: dict[str, _Claim] = {}
         for kv in (await self.etcd.range(root, prefix_end(root))).entries:
-            journal = kv.key[len(root) :].decode().rpartition("#")[0]
-            members = pb.Header.FromString(kv.value).route.members
-            found[journal] = [f"{each.zone}/{each.suffix}" for each in members]
+            journal, _, create_revision = kv.key[len(root) :].decode().rpartition("#")
+            route = pb.Header.FromString(kv.value).route
+            brokers = [f"{each.zone}/{each.suffix}" for each in route.members]
+            is_claim = create_revision == "0"
+            if is_claim or journal not in found:
+                found[journal] = _Claim(brokers, route.stored_end if is_claim else None)
         return found
 
     def _journal(
-        self, journal: SavedJournal, stored: Stored, claimed_by: Sequence[str], keys: Keys
+        self, journal: SavedJournal, stored: Stored, claim: _Claim | None, keys: Keys
     ) -> JournalRow:
         spec = pb.JournalSpec.FromString(journal.spec_bytes)
         saved = max(journal.head or 0, spec.suspend.offset)
         known = max(saved, stored.end)
+        claimed_by = claim.brokers if claim is not None and claim.reaches(known) else ()
         continues = bool(claimed_by) and not self._is_lost(spec)
         skips = not continues and self._may_have_lost(spec, known)
         floor = known + self.skip_bytes if skips else known

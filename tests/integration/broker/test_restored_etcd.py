@@ -280,13 +280,8 @@ def test_a_journal_that_is_created_again_at_another_broker_goes_on_at_the_one_wi
             await cluster.assign("b/new", "broker-1")
             await client.append_when_ready("b/new", b"acknowledged")
             keyspace = cluster.brokers["broker-1"].keyspace
-            item = keyspace.item_key("b/new")
             await crash(cluster.brokers.pop("broker-1"))
-            # As an Etcd would be that was restored from a backup of before the journal.
-            await cluster.etcd.delete(item)
-            seen = RevisionFile(tmp_path / "spools-broker-1" / "revision", local("broker-1"))
-            seen.write_later(HistoryMark(keyspace.header.cluster_id, 1 << 40))
-            seen.flush()
+            await lose_journal(cluster, keyspace, "b/new", "broker-1")
 
             await cluster.start("broker-1")
             other = await cluster.start("broker-2")
@@ -297,6 +292,48 @@ def test_a_journal_that_is_created_again_at_another_broker_goes_on_at_the_one_wi
             assert await other.read("b/new") == b"acknowledged!"
 
     run(scenario())
+
+
+@pytest.mark.parametrize("first", ["broker-1", "broker-2"])
+def test_a_journal_that_is_created_again_never_goes_on_at_an_older_head(
+    etcd, tmp_path, monkeypatch, first
+):
+    """Broker 2 was away while others continued, and is the one that gets the journal."""
+    monkeypatch.setattr(etcd_history, "POLL_S", 0.05)
+    second = {"broker-1": "broker-2", "broker-2": "broker-1"}[first]
+
+    async def scenario():
+        async with HandCluster(etcd, tmp_path) as cluster:
+            client = await cluster.start("broker-1")
+            await client.apply(journal_spec("b/new"))
+            await cluster.assign("b/new", "broker-1")
+            await client.append_when_ready("b/new", b"old")
+            keyspace = cluster.brokers["broker-1"].keyspace
+            spools = tmp_path / "spools-broker-1"
+            shutil.copytree(spools, tmp_path / "spools-broker-2")
+            await client.append_when_ready("b/new", b" and newer")
+            await crash(cluster.brokers.pop("broker-1"))
+            await lose_journal(cluster, keyspace, "b/new", "broker-1", "broker-2")
+
+            await cluster.start(first)
+            await cluster.start(second)
+            client = Client(InProcessTransport(cluster.brokers["broker-2"].service))
+            await client.apply(journal_spec("b/new"))
+            await cluster.assign("b/new", "broker-2")
+            answer = (await client.append_until("b/new", b"!", pb.OK, limit_s=LIMIT_S))[-1]
+            assert answer.commit.begin == len(b"old and newer")
+            assert await client.read("b/new") == b"old and newer!"
+
+    run(scenario())
+
+
+async def lose_journal(cluster, keyspace, journal, *suffixes):
+    """Let Etcd be as one that was restored from a backup of before a journal."""
+    await cluster.etcd.delete(keyspace.item_key(journal))
+    for suffix in suffixes:
+        seen = RevisionFile(cluster.directory / f"spools-{suffix}" / "revision", local(suffix))
+        seen.write_later(HistoryMark(keyspace.header.cluster_id, 1 << 40))
+        seen.flush()
 
 
 def local(suffix):
