@@ -28,24 +28,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
 
 import orjson
 
-from gazette_sdk.cli.backup.archive import Backup, SavedJournal, SavedMember, SavedShard, spec_of
+from gazette_sdk.cli.backup.archive import Backup, SavedJournal, SavedShard, spec_of
 from gazette_sdk.cli.backup.capture import Keys, Stored, hints_problem, list_content, read_keys
+from gazette_sdk.cli.backup.checks import ALL, CALLS_MAX, RestoreChecks, RestoreRefusedError, named
 from gazette_sdk.cli.formats import Progress
-from gazette_sdk.cli.program import CommandFailedError
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import Compare, Delete, Put, prefix_end
 from gazette_sdk.cluster.items import item_key
 from gazette_sdk.errors import (
     CallError,
-    GazetteError,
     IndexHasGreaterOffsetError,
     StatusError,
     WrongAppendOffsetError,
@@ -57,11 +55,8 @@ from gazette_sdk.protocol.authorization import Authorizer
 from gazette_sdk.protocol.journal_spec import desired_replication, is_suspended, may_write
 from gazette_sdk.protocol.labels import CONTINUES, SKIPPED_TO, set_value, skipped_to
 from gazette_sdk.retries import pause
-from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.transport.append.append import append
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.connect import connect
-from gazette_sdk.transport.listing import list_journals
 from gazette_sdk.transport.loop import for_each
 from gazette_sdk.transport.wire import Tls
 
@@ -72,24 +67,11 @@ than a journal takes between two backups. Readers pass over the gap."""
 TXN_KEYS: Final = 100
 """Keys of one transaction. Etcd takes 128 operations unless configured otherwise."""
 
-ANSWER_TIMEOUT_S: Final = 3.0
-"""Longest time of a call to find out whether a process is there."""
-
 READY_TIMEOUT_S: Final = 90.0
 """Longest time until all journals take appends. The others are named."""
 
 PATIENCE_S: Final = 1.0
 """Longest time of attempts of one append before its reason is noted."""
-
-CALLS_MAX: Final = 32
-NAMED_MAX: Final = 5
-
-ALL: Final = "all"
-"""Stands for all brokers of a backup."""
-
-
-class RestoreRefusedError(CommandFailedError):
-    """A restore is refused, because it could do harm."""
 
 
 class State(StrEnum):
@@ -244,6 +226,17 @@ class Restore:
         """Key that names the backup until the restore is done."""
         return f"/gazette_sdk/restore{self.prefix.rstrip('/')}".encode()
 
+    @property
+    def _checks(self) -> RestoreChecks:
+        return RestoreChecks(
+            backup=self.backup,
+            prefix=self.prefix,
+            lost=self.lost,
+            authorizer=self.authorizer,
+            tls=self.tls,
+            progress=self.progress,
+        )
+
     # ------------------------------------------------------------ plan
 
     async def plan(self, stores: StoreRegistry) -> Plan:
@@ -255,15 +248,13 @@ class Restore:
         """
         keys = await read_keys(self.etcd, self.prefix, self.consumers)
         continues = await self._continues()
-        self._check_empty(keys, continues=continues)
-        await self._check_brokers(keys)
-        await self._check_former(keys)
+        await self._checks.check(keys, continues=continues)
         claims = await self._claims()
         stored = await list_content(self.backup.journals, stores, self.progress)
         failed = [each for each in stored.values() if each.error]
         if failed:
             raise RestoreRefusedError(
-                f"the stores of {_named(each.journal for each in failed)} cannot be listed, so that"
+                f"the stores of {named(each.journal for each in failed)} cannot be listed, so that"
                 f" it is not known where their content ends: {failed[0].error}"
             )
         logs = {each.log for each in self.backup.shards}
@@ -302,128 +293,6 @@ class Restore:
                 f" ({found['backup'][:12]}), or delete all keys of this Etcd and begin again"
             )
         return True
-
-    def _check_empty(self, keys: Keys, *, continues: bool) -> None:
-        """Refuse a restore over a cluster, or beside processes that would disturb it."""
-        applications = {each.application for each in self.backup.shards}
-        shards = [name for root, name, _ in keys.shards if root in applications]
-        if not continues and (keys.journals or shards):
-            what = f"{len(keys.journals)} journals and {len(shards)} shards"
-            raise RestoreRefusedError(
-                f"Etcd is not empty: below {self.prefix} and the prefixes of applications it has"
-                f" {what}; a cluster is restored into an Etcd that has none"
-            )
-        if keys.consumers:
-            raise RestoreRefusedError(
-                f"processes of applications run: {_named(each.id for each in keys.consumers)};"
-                " stop them until the restore is done, since they create shards without hints"
-            )
-
-    async def _check_brokers(self, keys: Keys) -> None:
-        """Refuse unless the brokers of the backup are there, and all of Etcd's serve."""
-        self.progress.begin("Members", len(self.backup.members) + len(keys.brokers))
-        if not keys.brokers:
-            raise RestoreRefusedError(
-                f"no broker is announced below {self.prefix}: start all brokers over their spool"
-                " directories first, so that they claim the journals of which they have the last"
-                " bytes"
-            )
-        present = {each.id for each in keys.brokers}
-        known = {each.id for each in self.backup.brokers}
-        unknown = set(self.lost) - known - {ALL}
-        if unknown:
-            raise RestoreRefusedError(
-                f"--lost: the backup has no broker {_named(sorted(unknown))}; it has"
-                f" {_named(sorted(known))}"
-            )
-        absent = known - present - (known if ALL in self.lost else set(self.lost))
-        if absent:
-            raise RestoreRefusedError(
-                f"brokers of the backup are absent: {_named(sorted(absent))}; start each over its"
-                " spool directory, which may have acknowledged bytes that are in no store. If such"
-                " a directory is lost, give --lost ZONE/ID"
-            )
-
-        ours = f"{keys.cluster_id:x}"
-        served = await for_each(keys.brokers, self._cluster_of, CALLS_MAX)
-        for member, cluster in zip(keys.brokers, served, strict=True):
-            if not cluster:
-                raise RestoreRefusedError(
-                    f"broker {member.id} is announced, and does not answer at {member.endpoint}:"
-                    " wait until it serves"
-                )
-            if cluster.startswith(_REFUSED):
-                raise RestoreRefusedError(
-                    f"broker {member.id} does not take the call ({cluster}): give the keys of the"
-                    " brokers with --broker.auth-keys, or a token with --broker.auth-token"
-                )
-            if cluster != ours:
-                raise RestoreRefusedError(
-                    f"a broker of another Etcd cluster answers at {member.endpoint}: stop it, or"
-                    " correct the address of Etcd"
-                )
-
-    async def _check_former(self, keys: Keys) -> None:
-        """Refuse if a member of the old cluster answers."""
-        endpoints = {each.endpoint for each in keys.brokers}
-        former = [each for each in self.backup.brokers if each.endpoint not in endpoints]
-        answers = await for_each(former, self._cluster_of, CALLS_MAX)
-        for member, cluster in zip(former, answers, strict=True):
-            if cluster:
-                raise RestoreRefusedError(
-                    f"broker {member.id} of the old cluster answers at {member.endpoint}: two"
-                    " clusters over the same stores would give offsets twice; stop it"
-                )
-        for each in await for_each(self.backup.consumers, self._answers, CALLS_MAX):
-            if each:
-                raise RestoreRefusedError(
-                    f"a process of {each.prefix} answers at {each.endpoint}: stop it until the"
-                    " restore is done"
-                )
-
-    async def _cluster_of(self, member: SavedMember) -> str:
-        """Return the id of the Etcd cluster of a broker; empty if no broker answers.
-
-        A refusal of the call is an answer, too: of an unknown cluster.
-        """
-        try:
-            async with (
-                asyncio.timeout(ANSWER_TIMEOUT_S),
-                self._transport(member.endpoint) as transport,
-            ):
-                selector = pb.LabelSelector(include=pb.LabelSet(labels=[_NO_JOURNAL]))
-                listing = await list_journals(transport, selector)
-        except (TimeoutError, OSError):
-            return ""
-        except CallError as error:
-            return "" if error.code == "UNAVAILABLE" else f"{_REFUSED} {error}"
-        return f"{listing.header.etcd.cluster_id:x}"
-
-    async def _answers(self, member: SavedMember) -> SavedMember | None:
-        """Return a process of an application if it answers."""
-        client = ShardClient(
-            member.endpoint,
-            authorizer=self.authorizer,
-            tls=self.tls,
-            connect_timeout_s=ANSWER_TIMEOUT_S / 2,
-        )
-        try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S), aclosing(client):
-                await client.list()
-        except TimeoutError:
-            return None
-        except GazetteError as error:
-            return None if getattr(error, "code", "UNAVAILABLE") == "UNAVAILABLE" else member
-        return member
-
-    def _transport(self, endpoint: str) -> Transport:
-        return connect(
-            endpoint,
-            authorizer=self.authorizer,
-            tls=self.tls,
-            cache_size=0,
-            connect_timeout_s=ANSWER_TIMEOUT_S / 2,
-        )
 
     async def _claims(self) -> Mapping[str, _Claim]:
         """Return the brokers with the last bytes of journals that Etcd does not have, by journal.
@@ -543,7 +412,7 @@ class Restore:
             )
             if not result.succeeded:
                 raise RestoreRefusedError(
-                    f"one of the journals {_named(each.name for each in some)} was created by"
+                    f"one of the journals {named(each.name for each in some)} was created by"
                     " somebody else meanwhile: stop programs that create journals, and run this"
                     " again"
                 )
@@ -613,7 +482,7 @@ class Restore:
                 await pause(attempt)
                 attempt += 1
 
-        async with self._transport(plan.endpoints[0]) as transport:
+        async with self._checks.open_transport(plan.endpoints[0]) as transport:
             try:
                 async with asyncio.timeout(READY_TIMEOUT_S):
                     await for_each(rows, lambda row: begin(row, transport), CALLS_MAX)
@@ -629,19 +498,5 @@ async def _reset(transport: Transport, journal: str) -> None:
         return  # others have reset it, or the next attempt does
 
 
-_REFUSED = "refused:"
-"""Begin of the answer of a broker that does not take a call."""
-
-_NO_JOURNAL = pb.Label(name="name", value="no/journal/has/this/name")
-"""Selects no journal: only the header of the answer is of interest."""
-
-
 def _takes_appends(row: JournalRow) -> bool:
     return may_write(pb.JournalSpec.FromString(row.spec_bytes))
-
-
-def _named(names: Iterable[str]) -> str:
-    """Return the first of some names."""
-    known = list(names)
-    more = f" and {len(known) - NAMED_MAX} more" if len(known) > NAMED_MAX else ""
-    return ", ".join(known[:NAMED_MAX]) + more
