@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import dataclasses
 import json
 import shutil
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
+from contextlib import ExitStack, aclosing, contextmanager, suppress
 
 import pytest
 
@@ -19,15 +20,19 @@ from gazette_sdk import Publisher, Reader
 from gazette_sdk.cli.backup import archive
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import prefix_end
+from gazette_sdk.cluster.etcd_server import EtcdServer
 from gazette_sdk.errors import ClosedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.testing import run_shards
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.append.append import append
 from gazette_sdk.transport.journal_reader import read_metadata
+from integration.cli.test_processes import serve, served_at
+from support.certificates import Authority
 from support.order_totals import BY_CUSTOMER, Order, totals
 
 TIMEOUT_S = 90
+KEY = base64.b64encode(b"a secret of this cluster, long enough").decode()
 
 SPECS = """
 name: kept/
@@ -408,6 +413,73 @@ def test_names_and_heads_are_found_without_mirrors_and_guesses_are_marked(gazett
     begin, _ = write(cluster, "kept/spooled", b'{"n": 2}\n')
     assert begin == (1 << 40) + 18
     assert gazctl.ok("journals", "read", "kept/spooled").stdout.count(b"\n") == 3
+
+
+def test_a_cluster_with_keys_and_tls_is_restored(tmp_path, gazctl):
+    certificates = Authority(tmp_path)
+    issued = certificates.issue()
+    shared = (
+        *("--broker.auth-keys", KEY, "--broker.file-root", str(tmp_path)),
+        *("--broker.server-cert-file", str(issued.cert_file)),
+        *("--broker.server-cert-key-file", str(issued.key_file)),
+        *("--broker.peer-ca-file", str(certificates.ca_file)),
+    )
+    etcd = EtcdServer(tmp_path / "etcd", sync_writes=False)
+    trusted = ("--broker.trusted-ca-file", str(certificates.ca_file))
+
+    @contextmanager
+    def brokers():
+        """Two brokers over their spool directories, killed in the end."""
+        with ExitStack() as stack:
+            processes = [
+                stack.enter_context(
+                    serve(
+                        tmp_path,
+                        *("--etcd.address", etcd.endpoint, *shared, "--broker.zone", zone),
+                        *("--broker.id", "broker", "--broker.spool-dir", zone),
+                    )
+                )
+                for zone in ("a", "b")
+            ]
+            for process in processes:
+                stack.callback(process.kill)
+            yield [served_at(process)[0] for process in processes]
+
+    def keyed(*words, keys=("--broker.auth-keys", KEY), stdin=b""):
+        return gazctl(*words, *trusted, *keys, stdin=stdin)
+
+    def restored(*more, keys=("--broker.auth-keys", KEY)):
+        root = ("--file-root", str(tmp_path))
+        return keyed("restore", "cluster", "--from", "b.tar.gz", *root, *more, keys=keys)
+
+    etcd.start_blocking()
+    try:
+        gazctl.environ["ETCD_ADDRESS"] = etcd.endpoint
+        with brokers() as endpoints:
+            gazctl.environ["GAZETTE_ADDRESS"] = endpoints[0]
+            made = keyed("journals", "create", "kept", "--replication", "2")
+            assert made.status == 0, made.stderr
+            first = keyed("journals", "append", "-l", "name=kept/part-000", stdin=b"first\n")
+            assert first.status == 0, first.stderr
+            made = keyed("backup", "create", "b.tar.gz")
+            assert made.status == 0, made.stderr
+            keyed("journals", "append", "-l", "name=kept/part-000", stdin=b"after the backup\n")
+        etcd.kill()
+        shutil.rmtree(etcd.data_dir / "data")
+        etcd.start_blocking()
+        gazctl.environ["ETCD_ADDRESS"] = etcd.endpoint
+        with brokers() as endpoints:
+            gazctl.environ["GAZETTE_ADDRESS"] = endpoints[0]
+            refused = restored(keys=("--broker.auth-keys", base64.b64encode(b"another").decode()))
+            assert refused.status == 1
+            assert "give the keys of the brokers with --broker.auth-keys" in refused.stderr
+            outcome = restored("-o", "json")
+            assert outcome.status == 0, outcome.stderr
+            assert rows(outcome)["kept/part-000"]["head"] == len(b"first\nafter the backup\n")
+            read = keyed("journals", "read", "kept/part-000")
+            assert read.stdout == b"first\nafter the backup\n"
+    finally:
+        etcd.kill()
 
 
 @pytest.mark.long
