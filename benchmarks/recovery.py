@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -145,7 +146,8 @@ def measure(kind: Kind, directory: Path, commits: int, puts: int, keys: int) -> 
     recorded = len(log) / (commits * puts * (VALUE_BYTES + 8))
     print(
         f"{kind.name}: {per_s:,.0f} puts/s; commit median {statistics.median(steps):.2f} ms;"
-        f" {recorded:.2f} bytes recorded per byte put; {live_mb:.1f} MB live"
+        f" {recorded:.2f} bytes recorded per byte put; {live_mb:.1f} MB live",
+        file=sys.stderr,
     )
     p99_ms = percentile(steps, 99)
     return [
