@@ -116,13 +116,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = [*PROGRAMS, *PEERS]
-    parser.add_argument("--only", default=",".join(names), help="names, with commas between")
+    parser.add_argument(
+        "--only", default="", help="names, with commas between; the others stay as they are"
+    )
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
-    wanted = options.only.split(",")
+    wanted = options.only.split(",") if options.only else names
     if unknown := set(wanted) - set(names):
         parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(names)}")
-    found: dict[str, Any] = {"machine": machine()}
+    found: dict[str, Any] = {}
+    if options.only and options.out.exists():
+        found = json.loads(options.out.read_text(encoding="utf-8"))
+    found["machine"] = machine()
     failures = []
     for name in wanted:
         if name in PROGRAMS:

@@ -23,6 +23,14 @@ from gazette_sdk.cli.settings import (
 from gazette_sdk.protocol.durations import SECOND_NS, format_duration
 from gazette_sdk.server.options import BoundOption, Group
 from gazette_sdk.server.settings import BROKER, DEBUG, ETCD, LOGGING, METRICS
+from support.figure_tables import (
+    latency_ratios,
+    latency_table,
+    machine_text,
+    program_table,
+    rate_table,
+    short_rate_table,
+)
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "gazette_sdk"
@@ -76,6 +84,19 @@ def tables() -> dict[Path, dict[str, Callable[[], str]]]:
         docs / "scale.md": {
             "unit costs": unit_cost_table,
             f"options of [{CAPACITY.title}]": lambda: option_table(CAPACITY),
+        },
+        docs / "performance.md": {
+            "machine": machine_text,
+            "figures": program_table,
+            "rates of published messages": lambda: rate_table("published"),
+            "rates of consumed messages": lambda: rate_table("consumed"),
+        },
+        docs / "why.md": {"rates in short": short_rate_table},
+        docs / "latency.md": {
+            "machine": machine_text,
+            "latencies": latency_table,
+            "latencies beside others": latency_ratios,
+            "many readers": lambda: program_table("tailing_readers"),
         },
         docs / "architecture.md": {
             f"modules of {room.name}": lambda room=room: module_table(room) for room in ROOMS
