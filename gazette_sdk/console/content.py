@@ -389,7 +389,7 @@ Masking = Callable[[int], MaskedContent]
 class JournalSource(Protocol):
     """Journals that a console reads, with the rights of its callers."""
 
-    async def find(self, journal: str, request: web.Request) -> pb.JournalSpec | Refusal | None:
+    async def find(self, journal: str, request: web.BaseRequest) -> pb.JournalSpec | Refusal | None:
         """Return the spec of a journal; None if there is none that the caller may read.
 
         Args:
@@ -401,7 +401,7 @@ class JournalSource(Protocol):
         """
 
     async def read(
-        self, request: web.Request, target: Target, masking: Masking | None
+        self, request: web.BaseRequest, target: Target, masking: Masking | None
     ) -> web.StreamResponse:
         """Answer a read of a journal.
 
@@ -445,7 +445,7 @@ class ConsoleContent:
         return " ".join(word for word, has_it in words if has_it)
 
     async def answer(
-        self, request: web.Request, call: str, query: str, source: JournalSource
+        self, request: web.BaseRequest, call: str, query: str, source: JournalSource
     ) -> web.StreamResponse:
         """Answer a call.
 

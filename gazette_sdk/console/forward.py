@@ -94,7 +94,7 @@ class Forwarder:
         self._consumer = consumer.rstrip("/")
         self._tls = tls
 
-    async def __call__(self, request: web.Request, target: Target) -> web.StreamResponse | None:
+    async def __call__(self, request: web.BaseRequest, target: Target) -> web.StreamResponse | None:
         """Answer a request.
 
         Raises:
@@ -120,7 +120,7 @@ class Forwarder:
             base = self._consumer
         return await self._answered(request, base, _Sent(request.raw_path))
 
-    async def find(self, journal: str, request: web.Request) -> pb.JournalSpec | Refusal | None:
+    async def find(self, journal: str, request: web.BaseRequest) -> pb.JournalSpec | Refusal | None:
         """Return the spec of a journal, as the broker lists it to the caller.
 
         Raises:
@@ -146,13 +146,15 @@ class Forwarder:
         return _spec_of(body, journal)
 
     async def read(
-        self, request: web.Request, target: Target, masking: Masking | None
+        self, request: web.BaseRequest, target: Target, masking: Masking | None
     ) -> web.StreamResponse:
         """Answer a read of a journal."""
         path = f"{quote_path(target.path)}?{target.query}"
         return await self._answered(request, self._broker, _Sent(path, masking))
 
-    async def _answered(self, request: web.Request, base: str, sent: _Sent) -> web.StreamResponse:
+    async def _answered(
+        self, request: web.BaseRequest, base: str, sent: _Sent
+    ) -> web.StreamResponse:
         response = web.StreamResponse()
         try:
             await self._exchange(request, base, sent, response)
@@ -171,7 +173,7 @@ class Forwarder:
         )
 
     async def _exchange(
-        self, request: web.Request, base: str, sent: _Sent, response: web.StreamResponse
+        self, request: web.BaseRequest, base: str, sent: _Sent, response: web.StreamResponse
     ) -> None:
         is_change = request.path.endswith(_CHANGES)
         bytes_max = CHANGE_BYTES_MAX if is_change else BODY_BYTES_MAX

@@ -187,7 +187,7 @@ def console(
         files = load_files()
         return files, files.page_of(component, needs_token=needs_token, features=features)
 
-    async def answer(request: web.Request, target: Target) -> web.StreamResponse | None:
+    async def answer(request: web.BaseRequest, target: Target) -> web.StreamResponse | None:
         nonlocal loading
         path = target.path
         if request.method not in {"GET", "HEAD"} or not f"{path}/".startswith(f"{PREFIX}/"):
@@ -214,7 +214,7 @@ def console(
     return answer
 
 
-def _answer(request: web.Request, file: StaticFile, cached: str) -> web.Response:
+def _answer(request: web.BaseRequest, file: StaticFile, cached: str) -> web.Response:
     headers = {
         **PAGE_HEADERS,
         hdrs.CONTENT_TYPE: file.media_type,

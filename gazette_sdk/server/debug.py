@@ -263,7 +263,7 @@ class DebugPages:
             "/debug/pprof/heap": heap_statistics,
             "/debug/pprof/cmdline": lambda: "\0".join(hide_secrets(sys.argv)),
         }
-        self._answers: dict[str, Callable[[web.Request, Target], Awaitable[web.Response]]] = {
+        self._answers: dict[str, Callable[[web.BaseRequest, Target], Awaitable[web.Response]]] = {
             "/debug/metrics": self._metrics,
             "/debug/health": self._checks,
             "/debug/log": self._level,
@@ -292,7 +292,7 @@ class DebugPages:
         if self.health is not None:
             self.health.end()
 
-    async def __call__(self, request: web.Request, target: Target) -> web.StreamResponse | None:
+    async def __call__(self, request: web.BaseRequest, target: Target) -> web.StreamResponse | None:
         """Answer a request, or return None for a later mount.
 
         Raises:
@@ -313,7 +313,7 @@ class DebugPages:
             return await answer(request, target)
         return page() if page is not None else _text(text()) if text is not None else None
 
-    def _authorize(self, request: web.Request, required: Capability = Capability.LIST) -> None:
+    def _authorize(self, request: web.BaseRequest, required: Capability = Capability.LIST) -> None:
         """Check the token of a request, where keys are configured."""
         claims = self.authority.verify(request.headers.get("Authorization"), required, time.time())
         if not claims.allows_every_journal:
@@ -327,7 +327,7 @@ class DebugPages:
     def _dead(self) -> str:
         return "" if self.health is None else self.health.dead
 
-    async def _metrics(self, request: web.Request, _target: Target) -> web.Response:
+    async def _metrics(self, request: web.BaseRequest, _target: Target) -> web.Response:
         """Return all metrics. What cannot be found in time is as it was before."""
         refreshing = [asyncio.ensure_future(refresh()) for refresh in self.refreshers]
         if refreshing:
@@ -346,7 +346,7 @@ class DebugPages:
             body = await asyncio.to_thread(gzip.compress, body, 1, mtime=0)
         return web.Response(body=body, headers=headers)
 
-    async def _checks(self, request: web.Request, _target: Target) -> web.Response:
+    async def _checks(self, request: web.BaseRequest, _target: Target) -> web.Response:
         """Return the checks of the process as JSON, with status 503 if one of them fails."""
         checks: Sequence[Check] = ()
         if self.health is not None:
@@ -356,10 +356,10 @@ class DebugPages:
         status = HTTPStatus.OK if healthy else HTTPStatus.SERVICE_UNAVAILABLE
         return _json(shown, status)
 
-    async def _level(self, _request: web.Request, _target: Target) -> web.Response:
+    async def _level(self, _request: web.BaseRequest, _target: Target) -> web.Response:
         return _json(LEVEL.shown())
 
-    async def _change_level(self, request: web.Request) -> web.Response:
+    async def _change_level(self, request: web.BaseRequest) -> web.Response:
         """Change the level of the log for some minutes, which is in the audit log."""
         authorization = request.headers.get("Authorization")
         peer = peer_of((request.remote or "",))
@@ -427,7 +427,7 @@ def _asked_level(body: bytes) -> tuple[str, float]:
     return level, minutes
 
 
-async def _profile(_request: web.Request, target: Target) -> web.Response:
+async def _profile(_request: web.BaseRequest, target: Target) -> web.Response:
     duration_s = PROFILE_DEFAULT_S
     for pair in target.query.split("&"):
         name, _, value = pair.partition("=")

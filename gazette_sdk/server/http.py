@@ -30,8 +30,9 @@ from types import MappingProxyType
 from typing import Any, cast
 from urllib.parse import quote, unquote_to_bytes, urlsplit
 
-from aiohttp import hdrs, web
-from aiohttp.http import HttpProcessingError, RawRequestMessage
+from aiohttp import StreamReader, hdrs, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http import HttpProcessingError, HttpVersion11, RawRequestMessage
 from aiohttp.http_writer import StreamWriter
 
 from gazette_sdk.errors import GazetteError, UnauthenticatedError, ValidationError
@@ -134,7 +135,7 @@ class Target:
     query: str
 
 
-HttpHandler = Callable[[web.Request, Target], Awaitable[web.StreamResponse | None]]
+HttpHandler = Callable[[web.BaseRequest, Target], Awaitable[web.StreamResponse | None]]
 """Function that answers a request, or returns None for the next mount."""
 
 
@@ -197,7 +198,7 @@ def text_error(status: int, text: str) -> web.Response:
     return response
 
 
-def accepts_gzip(request: web.Request) -> bool:
+def accepts_gzip(request: web.BaseRequest) -> bool:
     """Return True if a client wants gzip; not for a refusal of it by a weight of zero."""
     for offered in request.headers.get(hdrs.ACCEPT_ENCODING, "").lower().split(","):
         name, _, weight = offered.replace(" ", "").partition(";")
@@ -268,7 +269,7 @@ class HttpHost:
         self.authority: Authority | AllowAll = AllowAll()
         self._unknown = unknown or UnknownShare()
         self._mounts: list[tuple[str, HttpHandler]] = []
-        self._runner: web.AppRunner | None = None
+        self._server: web.Server | None = None
 
     def mount(self, prefix: str, handler: HttpHandler) -> None:
         """Give requests whose canonical path begins with ``prefix`` to ``handler``.
@@ -279,43 +280,27 @@ class HttpHost:
 
     def __call__(self) -> asyncio.Protocol:
         """Return a protocol object for one connection."""
-        server = self._runner.server if self._runner is not None else None
-        assert server is not None, "connections come only between start and stop"
-        return HttpConnection(server)
+        assert self._server is not None, "connections come only between start and stop"
+        return HttpConnection(self._server)
 
     async def start(self) -> None:
         """Make the aiohttp server."""
-        application = web.Application(
-            middlewares=[self._middleware], client_max_size=MAX_BUFFERED_BODY_BYTES
+        self._server = web.Server(
+            self._answer, request_factory=HttpRequest, handler_cancellation=True
         )
-        application.on_response_prepare.append(_prepare)
-        self._runner = web.AppRunner(
-            application,
-            handle_signals=False,
-            handler_cancellation=True,
-        )
-        await self._runner.setup()
 
     async def stop(self, grace_s: float) -> None:
         """Close idle connections. Wait ``grace_s`` for running requests, then close the rest."""
-        runner, self._runner = self._runner, None
-        if runner is None:
-            return
-        server = runner.server
-        assert server is not None, "set up by start"
-        server.pre_shutdown()
-        await server.shutdown(grace_s)
-        await runner.cleanup()
+        server, self._server = self._server, None
+        if server is not None:
+            server.pre_shutdown()
+            await server.shutdown(grace_s)
 
-    @web.middleware
-    async def _middleware(
-        self,
-        request: web.Request,
-        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],  # noqa: ARG002 - mounts answer
-    ) -> web.StreamResponse:
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             with HttpConnection.of(request).serving(request):
                 await self._await_turn(request)
+                await _invite_body(request)
                 return await self._dispatch(request)
         except web.HTTPException as error:
             return text_error(error.status, error.text or error.reason)
@@ -330,7 +315,7 @@ class HttpHost:
                 raise ConnectionError("the answer had begun: the connection is closed") from error
             return text_error(500, described(error))
 
-    async def _await_turn(self, request: web.Request) -> None:
+    async def _await_turn(self, request: web.BaseRequest) -> None:
         """Wait, if an unknown client asks, while such have used more than their share of a core."""
         connection = HttpConnection.of(request)
         try:
@@ -346,7 +331,7 @@ class HttpHost:
                 connection.is_known = True
                 self._unknown.spend(-UnknownCost.CONNECTION)
 
-    async def _dispatch(self, request: web.Request) -> web.StreamResponse:
+    async def _dispatch(self, request: web.BaseRequest) -> web.StreamResponse:
         host = request.headers.get(hdrs.HOST)
         if (
             self.own_names is not None
@@ -371,14 +356,51 @@ class HttpHost:
         return text_error(404, "not found")
 
 
-async def _prepare(_request: web.Request, response: web.StreamResponse) -> None:
-    """Remove the headers that aiohttp adds by default. Forbid browsers to guess media types."""
-    response.headers.popall(hdrs.SERVER, None)
-    response.headers["X-Content-Type-Options"] = "nosniff"
-    if isinstance(response, TrailedResponse):
-        response.headers.popall(hdrs.CONTENT_TYPE, None)
-        if response.media_type:
-            response.headers[hdrs.CONTENT_TYPE] = response.media_type
+class HttpRequest(web.BaseRequest):
+    """Request whose answer has no headers that aiohttp adds by default."""
+
+    def __init__(
+        self,
+        message: RawRequestMessage,
+        payload: StreamReader,
+        protocol: web.RequestHandler,
+        writer: AbstractStreamWriter,
+        task: asyncio.Task[None],
+    ) -> None:
+        super().__init__(
+            message,
+            payload,
+            protocol,
+            writer,
+            task,
+            asyncio.get_running_loop(),
+            client_max_size=MAX_BUFFERED_BODY_BYTES,
+        )
+
+    async def _prepare_hook(self, response: web.StreamResponse) -> None:
+        """Forbid browsers to guess media types, too."""
+        headers = response.headers
+        headers.popall(hdrs.SERVER, None)
+        headers["X-Content-Type-Options"] = "nosniff"
+        if isinstance(response, TrailedResponse):
+            headers.popall(hdrs.CONTENT_TYPE, None)
+            if response.media_type:
+                headers[hdrs.CONTENT_TYPE] = response.media_type
+
+
+async def _invite_body(request: web.BaseRequest) -> None:
+    """Ask for the body of a client that waits for that.
+
+    Raises:
+        web.HTTPExpectationFailed: it expects something else.
+    """
+    expected = request.headers.get(hdrs.EXPECT)
+    if expected is None or request.version < HttpVersion11:
+        return
+    if expected.lower() != "100-continue":
+        raise web.HTTPExpectationFailed(text=f"unknown expectation: {expected}")
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # the answer has not begun
 
 
 def _redirect(method: str, path: str, query: str) -> web.Response:
@@ -439,7 +461,7 @@ class HttpConnection(web.RequestHandler):
         self._headers_timer: asyncio.TimerHandle | None = None
         self._received_bytes = 0
         self._had_no_room = False
-        self._served: web.Request | None = None
+        self._served: web.BaseRequest | None = None
 
     @classmethod
     def of(cls, request: web.BaseRequest) -> HttpConnection:
@@ -452,7 +474,7 @@ class HttpConnection(web.RequestHandler):
         return self.transport is None or self.transport.is_closing()
 
     @contextmanager
-    def serving(self, request: web.Request) -> Iterator[None]:
+    def serving(self, request: web.BaseRequest) -> Iterator[None]:
         """Bound the body of a request while the context serves it."""
         self._stop_headers_timer()
         self._served = request

@@ -135,7 +135,7 @@ class JsonGateway:
         self._authority = authority or AllowAll()
         self._allow_origins = frozenset(allow_origins)
 
-    async def __call__(self, request: web.Request, target: Target) -> web.StreamResponse:
+    async def __call__(self, request: web.BaseRequest, target: Target) -> web.StreamResponse:
         """Answer a request."""
         cors = cors_headers(self._allow_origins, request)
         if request.method == "OPTIONS":
@@ -171,7 +171,7 @@ class JsonGateway:
             return await _stream(request, messages, cors, is_prompt=request.method == "GET")
 
 
-def check_origin(allow_origins: Collection[str], request: web.Request) -> None:
+def check_origin(allow_origins: Collection[str], request: web.BaseRequest) -> None:
     """Check that a request is not of a web page of another origin.
 
     A browser sends such a request without asking, and only hides the answer from the page.
@@ -187,7 +187,7 @@ def check_origin(allow_origins: Collection[str], request: web.Request) -> None:
         )
 
 
-def cors_headers(allow_origins: Collection[str], request: web.Request) -> dict[str, str]:
+def cors_headers(allow_origins: Collection[str], request: web.BaseRequest) -> dict[str, str]:
     """Return the headers by which a page of an allowed origin may call from a browser."""
     origin = request.headers.get("Origin", "")
     if origin not in allow_origins:
@@ -236,7 +236,7 @@ def _parse_query(query: str, message: Message) -> None:
 _BOOLEANS = {"true": True, "false": False}
 
 
-async def _parse_body(request: web.Request, message: Message, bytes_max: int) -> None:
+async def _parse_body(request: web.BaseRequest, message: Message, bytes_max: int) -> None:
     """Set a request from the body; an empty one is the default request.
 
     Raises:
@@ -274,7 +274,7 @@ def _parse_json(body: bytearray, message: Message) -> None:
 
 
 async def _refuse(
-    request: web.Request,
+    request: web.BaseRequest,
     method: JsonStream | JsonUnary,
     error: GazetteError,
     cors: dict[str, str],
@@ -298,7 +298,7 @@ class _Body:
         response: its answer.
     """
 
-    def __init__(self, request: web.Request, response: web.StreamResponse) -> None:
+    def __init__(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
         self._response = response
         self._gzip = None
         if accepts_gzip(request):
@@ -332,7 +332,7 @@ for the headers."""
 
 
 async def _stream(
-    request: web.Request,
+    request: web.BaseRequest,
     messages: AsyncGenerator[Message],
     cors: dict[str, str],
     *,
@@ -391,7 +391,7 @@ async def _begun_soon(
 
 
 async def _unary(
-    request: web.Request, method: JsonUnary, parsed: Message, call: Call, cors: dict[str, str]
+    request: web.BaseRequest, method: JsonUnary, parsed: Message, call: Call, cors: dict[str, str]
 ) -> web.Response:
     """Answer with the one message of a call, or with its error."""
     try:

@@ -289,7 +289,7 @@ class MemberGateway:
         self._answer_bytes_max = answer_bytes_max
         self._running = 0
 
-    async def __call__(self, request: web.Request, target: Target) -> web.StreamResponse:
+    async def __call__(self, request: web.BaseRequest, target: Target) -> web.StreamResponse:
         """Answer a request."""
         cors = cors_headers(self._allow_origins, request)
         if request.method == "OPTIONS":
@@ -312,7 +312,7 @@ class MemberGateway:
             return failure_response(_error_of(error, target), cors)
 
     async def _forward(
-        self, request: web.Request, target: Target, response: web.StreamResponse
+        self, request: web.BaseRequest, target: Target, response: web.StreamResponse
     ) -> web.StreamResponse:
         authorization = request.headers.get(hdrs.AUTHORIZATION)
         self._authority.verify(authorization, Capability(0), time.time())
@@ -352,7 +352,7 @@ class MemberGateway:
 
     async def _exchange(
         self,
-        request: web.Request,
+        request: web.BaseRequest,
         response: web.StreamResponse,
         to: _Forward,
     ) -> None:
@@ -444,7 +444,7 @@ def parse_path(path: str, raw: str) -> tuple[str, str, str]:
     return zone, suffix, f"/v1/{rest}"
 
 
-async def _body(request: web.Request) -> bytes:
+async def _body(request: web.BaseRequest) -> bytes:
     """Return the body of a request.
 
     Raises:

@@ -509,7 +509,7 @@ def _names_of(request: pb.ApplyRequest) -> str:
 def with_call_limit(handler: HttpHandler) -> HttpHandler:
     """Return an HTTP handler that answers calls beyond a peer's limit with status 429."""
 
-    async def handle(request: web.Request, target: Target) -> web.StreamResponse | None:
+    async def handle(request: web.BaseRequest, target: Target) -> web.StreamResponse | None:
         try:
             return await handler(request, target)
         except CallError as error:

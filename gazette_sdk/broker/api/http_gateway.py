@@ -197,7 +197,7 @@ class HttpGateway:
         self._route_waits_s = ROUTE_WAITS_S if waits_for_routes else ()
 
     async def __call__(
-        self, request: web.Request, target: Target, masking: Masking | None = None
+        self, request: web.BaseRequest, target: Target, masking: Masking | None = None
     ) -> web.StreamResponse:
         """Answer a request.
 
@@ -231,7 +231,7 @@ class HttpGateway:
 
     async def _read(
         self,
-        request: web.Request,
+        request: web.BaseRequest,
         target: Target,
         read: pb.ReadRequest,
         call: Call,
@@ -339,7 +339,7 @@ class _Body:
         is_begun: some of it was taken, or asked for: it cannot be sent again.
     """
 
-    def __init__(self, opening: pb.AppendRequest, request: web.Request) -> None:
+    def __init__(self, opening: pb.AppendRequest, request: web.BaseRequest) -> None:
         self.is_begun = False
         self._opening = opening
         self._request = request
@@ -398,7 +398,7 @@ class _Head(NamedTuple):
 
 
 async def _answer_read(
-    request: web.Request,
+    request: web.BaseRequest,
     target: Target,
     first: pb.ReadResponse | Chunk | None,
     items: AsyncGenerator[pb.ReadResponse | Chunk],
@@ -422,7 +422,7 @@ async def _answer_read(
 
 
 async def _stream(
-    request: web.Request,
+    request: web.BaseRequest,
     headers: dict[str, str],
     offset: int,
     items: AsyncGenerator[pb.ReadResponse | Chunk],

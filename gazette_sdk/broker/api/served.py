@@ -173,7 +173,7 @@ class ServedBroker:
         self.server.http.mount("/", with_call_limit(gateway))
         await self.server.start()
 
-    async def _tell_etcd(self, _request: web.Request, target: Target) -> web.Response | None:
+    async def _tell_etcd(self, _request: web.BaseRequest, target: Target) -> web.Response | None:
         if target.path != DEV_PATH:
             return None
         return web.json_response({"etcd": self.broker.config.etcd.endpoint})
@@ -211,7 +211,7 @@ class _ConsoleJournals:
         self._authority = broker.authority
         self._gateway = gateway
 
-    async def find(self, journal: str, request: web.Request) -> pb.JournalSpec | None:
+    async def find(self, journal: str, request: web.BaseRequest) -> pb.JournalSpec | None:
         """Return the spec of a journal; None if the caller may not read it: a read refuses that."""
         authorization = request.headers.get("Authorization")
         try:
@@ -224,7 +224,7 @@ class _ConsoleJournals:
         return entry.value
 
     async def read(
-        self, request: web.Request, target: Target, masking: Masking | None
+        self, request: web.BaseRequest, target: Target, masking: Masking | None
     ) -> web.StreamResponse:
         """Answer a read of a journal."""
         return await self._gateway(request, target, masking)

@@ -502,7 +502,7 @@ class HttpEndpoints:
         self._tls = tls or Tls()
         self._client: aiohttp.ClientSession | None = None
 
-    async def __call__(self, request: web.Request, target: Target) -> web.StreamResponse | None:
+    async def __call__(self, request: web.BaseRequest, target: Target) -> web.StreamResponse | None:
         """Answer a request, or return None if it is no endpoint's."""
         for endpoint in self._endpoints:
             parameters = endpoint.match(target.path)
@@ -524,7 +524,7 @@ class HttpEndpoints:
             await self._client.close()
 
     async def _serve(
-        self, endpoint: Endpoint, parameters: dict[str, str], request: web.Request
+        self, endpoint: Endpoint, parameters: dict[str, str], request: web.BaseRequest
     ) -> web.StreamResponse:
         call = Call(
             authorization=request.headers.get("Authorization"),
@@ -555,7 +555,7 @@ class HttpEndpoints:
         self,
         endpoint: Endpoint,
         parameters: dict[str, str],
-        request: web.Request,
+        request: web.BaseRequest,
         body: bytes,
         shard: LocalShard,
     ) -> web.StreamResponse:
@@ -574,7 +574,7 @@ class HttpEndpoints:
     # ------------------------------------------------------------- elsewhere
 
     async def _forward(
-        self, request: web.Request, body: bytes, shard: str, header: pb.Header
+        self, request: web.BaseRequest, body: bytes, shard: str, header: pb.Header
     ) -> web.StreamResponse:
         """Send the request to the primary, and its answer back."""
         peer = primary_of(shard, header)
@@ -611,7 +611,7 @@ class HttpEndpoints:
             return web.Response(status=answer.status, body=bytes(content), headers=kept)
 
 
-async def _body(request: web.Request) -> bytes:
+async def _body(request: web.BaseRequest) -> bytes:
     """Return the body of a request.
 
     Raises:
