@@ -449,10 +449,10 @@ class EmbeddedTransport(Transport):
         return await (await self._started()).list_fragments(request, target)
 
     async def fragment_store_health(
-        self, request: pb.FragmentStoreHealthRequest
+        self, request: pb.FragmentStoreHealthRequest, target: Target = ANYWHERE
     ) -> pb.FragmentStoreHealthResponse:
         """See :meth:`Transport.fragment_store_health`."""
-        return await (await self._started()).fragment_store_health(request)
+        return await (await self._started()).fragment_store_health(request, target)
 
     async def aclose(self) -> None:
         """Stop the cluster. Waits for its start."""

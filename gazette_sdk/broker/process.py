@@ -443,6 +443,7 @@ class Broker:
             authorization=Authorization(self.authority),
             hand_over_s=failover.hand_over_s,
             on_broken=failover.suspect,
+            outdated_uploads=self.persister.outdated_uploads,
         )
         self._add_views(stores, self.service)
         inventory = PeerInventory(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -64,6 +64,7 @@ class JournalService:
         authorization: verifies callers.
         hand_over_s: longest silence of a journal's former primary before its stream is ended.
         on_broken: called with a broker whose replication broke.
+        outdated_uploads: :meth:`Persister.outdated_uploads` of this broker.
 
     Attributes:
         append_now: :meth:`InlineAppends.append_now` of this broker.
@@ -81,6 +82,7 @@ class JournalService:
         authorization: Authorization,
         hand_over_s: float = HAND_OVER_S,
         on_broken: OnBroken | None = None,
+        outdated_uploads: Callable[[str], int] = lambda _: 0,
     ) -> None:
         self._resolver = resolver
         self._appends = appends
@@ -91,6 +93,7 @@ class JournalService:
         self._authorization = authorization
         self._hand_over_s = hand_over_s
         self._on_broken = on_broken
+        self._outdated_uploads = outdated_uploads
         self.append_now = InlineAppends(appends, authorization.authority).append_now
         self._stopping = Signal()
         self._writing: set[asyncio.Task[object]] = set()
@@ -261,6 +264,8 @@ class JournalService:
                 specs = (item.value for item in self._listing.keyspace.items())
                 response = await check_store(request, self._stores, claims, specs)
             response.header.CopyFrom(self._listing.header())
+            if request.count_uploads:  # as of that header
+                response.outdated_uploads = self._outdated_uploads(request.fragment_store)
             outcome.status = response.status
             return complete(response)
 

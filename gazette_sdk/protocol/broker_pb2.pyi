@@ -479,21 +479,25 @@ class FragmentsResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[Status, str]] = ..., header: _Optional[_Union[Header, _Mapping]] = ..., fragments: _Optional[_Iterable[_Union[FragmentsResponse._Fragment, _Mapping]]] = ..., next_page_token: _Optional[int] = ...) -> None: ...
 
 class FragmentStoreHealthRequest(_message.Message):
-    __slots__ = ("fragment_store", "check_delete", "check_delete_prefix")
+    __slots__ = ("fragment_store", "check_delete", "check_delete_prefix", "count_uploads")
     FRAGMENT_STORE_FIELD_NUMBER: _ClassVar[int]
     CHECK_DELETE_FIELD_NUMBER: _ClassVar[int]
     CHECK_DELETE_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    COUNT_UPLOADS_FIELD_NUMBER: _ClassVar[int]
     fragment_store: str
     check_delete: bool
     check_delete_prefix: str
-    def __init__(self, fragment_store: _Optional[str] = ..., check_delete: _Optional[bool] = ..., check_delete_prefix: _Optional[str] = ...) -> None: ...
+    count_uploads: bool
+    def __init__(self, fragment_store: _Optional[str] = ..., check_delete: _Optional[bool] = ..., check_delete_prefix: _Optional[str] = ..., count_uploads: _Optional[bool] = ...) -> None: ...
 
 class FragmentStoreHealthResponse(_message.Message):
-    __slots__ = ("status", "header", "store_health_error")
+    __slots__ = ("status", "header", "store_health_error", "outdated_uploads")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
     STORE_HEALTH_ERROR_FIELD_NUMBER: _ClassVar[int]
+    OUTDATED_UPLOADS_FIELD_NUMBER: _ClassVar[int]
     status: Status
     header: Header
     store_health_error: str
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., header: _Optional[_Union[Header, _Mapping]] = ..., store_health_error: _Optional[str] = ...) -> None: ...
+    outdated_uploads: int
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., header: _Optional[_Union[Header, _Mapping]] = ..., store_health_error: _Optional[str] = ..., outdated_uploads: _Optional[int] = ...) -> None: ...

@@ -225,11 +225,13 @@ class FaultyTransport(Transport):
         )
 
     async def fragment_store_health(
-        self, request: pb.FragmentStoreHealthRequest
+        self, request: pb.FragmentStoreHealthRequest, target: Target = ANYWHERE
     ) -> pb.FragmentStoreHealthResponse:
         """See :meth:`Transport.fragment_store_health`."""
         return await self._call(
-            "fragment_store_health", "", lambda: self._transport.fragment_store_health(request)
+            "fragment_store_health",
+            "",
+            lambda: self._transport.fragment_store_health(request, target),
         )
 
     async def aclose(self) -> None:

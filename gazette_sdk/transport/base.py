@@ -245,7 +245,7 @@ class Transport(AsyncClosable):
 
     @abc.abstractmethod
     async def fragment_store_health(
-        self, request: pb.FragmentStoreHealthRequest
+        self, request: pb.FragmentStoreHealthRequest, target: Target = ANYWHERE
     ) -> pb.FragmentStoreHealthResponse:
         """The health of a fragment store, as the broker sees it."""
 
@@ -304,6 +304,7 @@ class ReadOnlyTransport(Transport):
     async def fragment_store_health(
         self,
         request: pb.FragmentStoreHealthRequest,  # noqa: ARG002
+        target: Target = ANYWHERE,  # noqa: ARG002
     ) -> pb.FragmentStoreHealthResponse:
         """Refused."""
         raise self._refused("the health of stores is checked")

@@ -799,12 +799,10 @@ class RoutedTransport(Transport):
         return response
 
     async def fragment_store_health(
-        self, request: pb.FragmentStoreHealthRequest
+        self, request: pb.FragmentStoreHealthRequest, target: Target = ANYWHERE
     ) -> pb.FragmentStoreHealthResponse:
         """See :meth:`Transport.fragment_store_health`."""
-        response: pb.FragmentStoreHealthResponse = await self._unary(
-            _HEALTH, None, ANYWHERE, request
-        )
+        response: pb.FragmentStoreHealthResponse = await self._unary(_HEALTH, None, target, request)
         return response
 
     async def aclose(self) -> None:

@@ -245,7 +245,7 @@ class Peers(Transport):
         return await self._at(target).list_fragments(request, target)
 
     async def fragment_store_health(
-        self, request: pb.FragmentStoreHealthRequest
+        self, request: pb.FragmentStoreHealthRequest, target: Target = ANYWHERE
     ) -> pb.FragmentStoreHealthResponse:
         raise AssertionError("FragmentStoreHealth is never proxied")
 

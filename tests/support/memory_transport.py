@@ -243,7 +243,7 @@ class MemoryTransport(Transport):
         return pb.FragmentsResponse(status=pb.OK, header=self._header())
 
     async def fragment_store_health(
-        self, request: pb.FragmentStoreHealthRequest
+        self, request: pb.FragmentStoreHealthRequest, target: Target = ANYWHERE
     ) -> pb.FragmentStoreHealthResponse:
         return pb.FragmentStoreHealthResponse(status=pb.OK, header=self._header())
 

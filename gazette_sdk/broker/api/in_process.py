@@ -122,9 +122,10 @@ class InProcessTransport(Transport):
             return await self._service.list_fragments(request, call)
 
     async def fragment_store_health(
-        self, request: pb.FragmentStoreHealthRequest
+        self, request: pb.FragmentStoreHealthRequest, target: Target = ANYWHERE
     ) -> pb.FragmentStoreHealthResponse:
         """See :meth:`Transport.fragment_store_health`."""
+        del target
         call = self._call(request)
         with _WaitingCall(self._calls):
             return await self._service.fragment_store_health(request, call)

@@ -114,6 +114,7 @@ class Persister:
         self._storeless: deque[CompletedSpool] = deque()
         self._unstored: dict[tuple[str, int], list[CompletedSpool]] = {}
         self._unverified: dict[CompletedSpool, int] = {}  # length of what their store took
+        self._uploading: dict[CompletedSpool, str] = {}  # store of the upload under way
         self._room = asyncio.Semaphore(CONCURRENT_ATTEMPTS_MAX)
         self._attempts: dict[asyncio.Task[None], CompletedSpool] = {}
         self._threads = ThreadPoolExecutor(CONCURRENT_ATTEMPTS_MAX, thread_name_prefix="persist")
@@ -188,6 +189,24 @@ class Persister:
                     self._release(spool)
                     self._stored(spool)
                     break
+
+    def outdated_uploads(self, url: str) -> int:
+        """Return the number of uploads to a store that is not the first of their journal any more.
+
+        They began before the journal's stores were changed. While there are none, what is closed
+        from now on does not go to that store.
+
+        Args:
+            url: of the store.
+        """
+        journals = [
+            self._journal_of(spool.fragment.journal)
+            for spool, store in self._uploading.items()
+            if store == url
+        ]
+        return sum(
+            found is not None and found.value.fragment.stores[:1] != [url] for found in journals
+        )
 
     def set_exiting(self) -> None:
         """Use the next store from now on where the first one denies access: the process exits."""
@@ -304,6 +323,7 @@ class Persister:
             async with self._room:
                 await self._attempt_now(spool, probed)
         finally:
+            self._uploading.pop(spool, None)
             if probed is not None:
                 probed.is_probed = False
                 self._wake.set()
@@ -319,7 +339,7 @@ class Persister:
         if not urls:
             self._storeless.append(spool)
             return
-        key = urls[0]
+        key = self._uploading[spool] = urls[0]
         try:
             if self._may_upload is not None and not await self._may_upload(spool):
                 _log.warning(
@@ -366,6 +386,7 @@ class Persister:
             )
         loop = asyncio.get_running_loop()
         for at, url in enumerate(urls):
+            self._uploading[spool] = url
             try:
                 async with asyncio.timeout(self._upload_timeout_s):
                     await loop.run_in_executor(

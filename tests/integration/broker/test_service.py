@@ -284,6 +284,10 @@ def test_a_store_is_told_healthy_or_not(etcd, tmp_path):
                 assert response.status == status
                 assert response.header.process_id.suffix == "broker-1"
                 assert response.header.route.primary == -1
+                assert not response.HasField("outdated_uploads")
+                request = pb.FragmentStoreHealthRequest(fragment_store=store, count_uploads=True)
+                response = await client.transport.fragment_store_health(request)
+                assert response.HasField("outdated_uploads")
 
     run(scenario())
 

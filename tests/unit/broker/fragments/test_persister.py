@@ -556,3 +556,36 @@ def test_an_upload_that_hangs_is_given_up_and_tried_again(tmp_path):
         release.set()
 
     scenario(tmp_path, body, opener=opener, upload_timeout_s=0.05)
+
+
+def test_uploads_are_outdated_when_another_store_became_the_first(tmp_path):
+    release, hanging = threading.Event(), threading.Event()
+    other = "file:///other/"
+
+    class Hanging(FileStore):
+        def _put(self, key, content, length, content_encoding, overwrite):
+            if self.url == GOOD:
+                hanging.set()
+                release.wait(10)
+            super()._put(key, content, length, content_encoding, overwrite)
+
+    def opener(url):
+        parsed = open_store(url, file_root=tmp_path / "stores")._parsed
+        return Hanging(parsed, tmp_path / "stores")
+
+    async def body(setting):
+        (setting.root / "other").mkdir()
+        setting.persister.complete(await setting.spool())
+        await until(hanging.is_set)
+        assert setting.persister.outdated_uploads(GOOD) == 0, "it is the first store"
+        setting.spec.fragment.stores.insert(0, other)
+        assert setting.persister.outdated_uploads(GOOD) == 1
+        setting.persister.complete(await setting.spool(b"goes elsewhere"))
+        await until(lambda: [name for name in setting.stored() if name.startswith("other/")])
+        assert setting.persister.outdated_uploads(GOOD) == 1
+        assert setting.persister.outdated_uploads(other) == 0
+        release.set()
+        await setting.settled()
+        assert setting.persister.outdated_uploads(GOOD) == 0
+
+    scenario(tmp_path, body, opener=opener)
