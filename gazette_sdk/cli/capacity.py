@@ -7,17 +7,16 @@ measures it. The documentation's table is made of it. :func:`sheet` is pure: it 
 from __future__ import annotations
 
 import math
-import re
 import sys
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import orjson
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from gazette_sdk.cli.formats import write_table
 from gazette_sdk.cli.program import Command, Invocation
-from gazette_sdk.server.options import Group, Option, Seconds, Settings
+from gazette_sdk.server.options import Bytes, Group, Option, Seconds, Settings
 
 Codec = Literal["none", "gzip", "zstd", "snappy"]
 
@@ -100,29 +99,6 @@ REQUESTS_OF_A_FRAGMENT: Final = 3
 
 JOURNAL_LIMIT: Final = 1024
 """Default of --broker.limit."""
-
-_UNITS: Final = {
-    "": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
-    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
-}  # fmt: skip
-_SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?i?b?)(?:/s)?\s*", re.IGNORECASE)
-
-
-def parse_size(text: Any) -> Any:
-    """Return the bytes of a size or a rate, such as ``50MB/s`` or ``64MiB``."""
-    if not isinstance(text, str):
-        return text
-    found = _SIZE.fullmatch(text)
-    unit = "" if found is None else found[2].lower()
-    factor = _UNITS.get(unit if unit.endswith("b") or not unit else unit + "b")
-    if unit == "b":
-        factor = 1
-    if found is None or factor is None:
-        raise ValueError(f"{text!r} is no size; write it as 200, 64MiB or 50MB/s")
-    return float(found[1]) * factor
-
-
-Bytes = Annotated[float, BeforeValidator(parse_size), Field(ge=0)]
 
 
 class CapacitySettings(Settings):

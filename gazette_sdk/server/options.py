@@ -24,12 +24,23 @@ import difflib
 import functools
 import json
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    get_args,
+    get_origin,
+)
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic import ValidationError as PydanticValidationError
 
 from gazette_sdk.errors import ConfigurationError, ValidationError
@@ -214,6 +225,30 @@ _DURATION = BeforeValidator(_seconds)
 
 Seconds = Annotated[float, _DURATION]
 """Duration in seconds, written in Go's syntax (``1m30s``)."""
+
+_UNITS: Final = {
+    "": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+_SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?i?b?)(?:/s)?\s*", re.IGNORECASE)
+
+
+def parse_size(text: Any) -> Any:
+    """Return the bytes of a size or a rate, such as ``50MB/s`` or ``64MiB``."""
+    if not isinstance(text, str):
+        return text
+    found = _SIZE.fullmatch(text)
+    unit = "" if found is None else found[2].lower()
+    factor = _UNITS.get(unit if unit.endswith("b") or not unit else unit + "b")
+    if unit == "b":
+        factor = 1
+    if found is None or factor is None:
+        raise ValueError(f"{text!r} is no size; write it as 200, 64MiB or 50MB/s")
+    return float(found[1]) * factor
+
+
+Bytes = Annotated[float, BeforeValidator(parse_size), Field(ge=0)]
+"""Size in bytes, or a rate in bytes per second, such as ``64MiB`` and ``50MB/s``."""
 
 
 @dataclass(frozen=True, slots=True)

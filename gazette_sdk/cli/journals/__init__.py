@@ -7,6 +7,8 @@ module of its own name, which is imported when the command runs:
 - ``list``: ``gazctl journals list``, and what the commands of journals share.
 - ``fragments``: ``gazctl journals fragments``, ``prune``, ``check-store-health`` and ``reset-
   head``.
+- ``store_move``: Moves of journals in use to another fragment store: ``gazctl journals
+  move-store``.
 - ``read``: ``gazctl journals read``.
 - ``redrive``: ``gazctl journals redrive``.
 - ``specs``: ``gazctl journals apply``, ``create``, ``edit``, ``delete`` and ``suspend``.

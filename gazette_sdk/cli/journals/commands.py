@@ -20,7 +20,7 @@ from gazette_sdk.cli.settings import (
     RemoveYes,
     SpecsPath,
 )
-from gazette_sdk.server.options import Group, Option, Seconds, Settings
+from gazette_sdk.server.options import Bytes, Group, Option, Seconds, Settings
 
 _SELECTOR = Option("Selector", "Label selector of the journals, instead of names", short="l")
 
@@ -263,6 +263,25 @@ class PruneSettings(SelectionSettings):
     file_root: FileRoot = ""
 
 
+class MoveStoreSettings(SelectionSettings):
+    """Options of ``move-store``."""
+
+    to: Annotated[str, Option("To", "URL of the new fragment store", in_ini=False)]
+    rate: Annotated[
+        Bytes,
+        Option("Rate", "Greatest rate of reads from stores, such as 50MB/s; 0 for no limit"),
+    ] = 0.0
+    keep_old: Annotated[
+        bool,
+        Option("KeepOld", "Stop after the copy: the old stores stay in the specs", in_ini=False),
+    ] = False
+    dry_run: Annotated[
+        bool, Option("DryRun", "Only show what would be copied, and change nothing", in_ini=False)
+    ] = False
+    format: OutcomeFormat = "table"
+    file_root: FileRoot = ""
+
+
 class RedriveSettings(Settings):
     """Options of ``redrive``."""
 
@@ -316,6 +335,7 @@ APPEND = Group("journals.append", AppendSettings)
 READ = Group("journals.read", ReadSettings)
 FRAGMENTS = Group("journals.fragments", FragmentsSettings)
 PRUNE = Group("journals.prune", PruneSettings)
+MOVE_STORE = Group("journals.move-store", MoveStoreSettings)
 REDRIVE = Group("journals.redrive", RedriveSettings)
 RESET_HEAD = Group("journals.reset-head", ResetHeadSettings)
 SUSPEND = Group("journals.suspend", SuspendSettings)
@@ -550,6 +570,40 @@ COMMANDS = (
                 "show what it would remove, and log each fragment",
             ),
             ("gazctl journals prune -l topic=orders --yes", "remove it"),
+        ),
+    ),
+    Command(
+        "journals move-store",
+        "Move journals to another fragment store, while they are used",
+        "gazette_sdk.cli.journals.store_move:run",
+        (MOVE_STORE,),
+        **_NAMES,
+        in_doubt="journals may have both stores; run the same command again, which continues",
+        details=(
+            "Makes the new store the first of each journal, copies all fragments there, compares "
+            "each with the SHA-1 of its name, and then lets the old stores leave the specs. "
+            "Publishers, readers and shards continue meanwhile. This tool reads and writes the "
+            "stores directly, with its own credentials, and holds copies in temporary files. "
+            "Nothing in a store is overwritten or removed: at the end it shows the commands that "
+            "remove the old content.\n\n"
+            "It can be interrupted at any time. The same command continues: it compares the "
+            "fragments that are copied with their SHA-1 again. It needs a token with LIST, READ "
+            "and APPLY for all journals, and all brokers must be able to use the new store. "
+            "Retention counts from the copy."
+        ),
+        examples=(
+            (
+                "gazctl journals move-store -l topic=orders --to s3://new/prod/ --dry-run",
+                "show what would be copied",
+            ),
+            (
+                "gazctl journals move-store -l topic=orders --to s3://new/prod/ --rate 50MB/s",
+                "move a topic, and leave room for others on the network",
+            ),
+            (
+                "gazctl journals move-store app/log --to s3://new/prod/ --file-root /srv/gazette",
+                "from the brokers' files to S3",
+            ),
         ),
     ),
     Command(

@@ -1,17 +1,25 @@
-"""``gazctl journals fragments``, ``prune``, ``check-store-health`` and ``reset-head``."""
+"""``gazctl journals fragments``, ``prune``, ``check-store-health`` and ``reset-head``.
+
+Also removals and copies of stored fragments by this tool, for commands that change stores.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import logging
+import os
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import BinaryIO, Final, Literal, Protocol, Self
 
 import orjson
 
@@ -34,18 +42,25 @@ from gazette_sdk.cli.journals.list import (
 from gazette_sdk.cli.program import CommandFailedError, Invocation
 from gazette_sdk.errors import (
     ConfigurationError,
+    CorruptFragmentError,
+    FragmentNotFoundError,
     GazetteError,
     StoreAuthorizationError,
     StoreError,
     UnavailableError,
+    ValidationError,
     WrongAppendOffsetError,
 )
-from gazette_sdk.fragment.listing import list_stored
+from gazette_sdk.fragment.content import decode_fragment, open_fragment
+from gazette_sdk.fragment.listing import StoredFragment, contradicts, list_stored
 from gazette_sdk.fragment.registry import StoreRegistry
+from gazette_sdk.fragment.stores import ObjectStatus, Store, StoredContent
 from gazette_sdk.journals.changes import reset_head, stored_end
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import from_seconds, to_seconds
 from gazette_sdk.protocol.fragments import content_path, digest_of, length_of
+from gazette_sdk.protocol.names import parse_store_url
+from gazette_sdk.retries import pause
 from gazette_sdk.server.tls import file_root_of
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import list_all_fragments, list_stores_again, store_health
@@ -477,3 +492,216 @@ def _check_not_in_files(fragments: Iterable[pb.Fragment]) -> None:
     for fragment in fragments:
         if fragment.backing_store.startswith("file:"):
             raise missing_file_root(fragment.journal)
+
+
+COPIES_MAX: Final = 8
+"""Copies at a time, of all journals."""
+
+LARGE_BYTES: Final = 8 << 20
+LARGE_COPIES_MAX: Final = 3
+"""Copies at a time that are larger: an upload may hold 64 MiB in memory."""
+
+BLOCK_BYTES: Final = 1 << 20
+
+COPY_ATTEMPTS_MAX: Final = 4
+"""Attempts of a copy, while a store fails for some seconds."""
+
+
+def public_of(url: str) -> str:
+    """Return the URL of a store for texts, without what may be secret."""
+    try:
+        return parse_store_url(url).public
+    except ValidationError:
+        return url
+
+
+class Pace:
+    """Bound of the rate at which the threads of all copies read. It is also how they are stopped.
+
+    Args:
+        rate: bytes per second; 0 for no bound.
+        passed: called with the number of bytes after each read.
+    """
+
+    def __init__(self, rate: float, passed: Callable[[int], None] = lambda _: None) -> None:
+        self._rate = rate
+        self._passed = passed
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+        self._stopped = threading.Event()
+
+    def take(self, count: int) -> None:
+        """Wait until so many bytes may be read. In a thread.
+
+        Raises:
+            StoreError: the copies were stopped.
+        """
+        wait_s = 0.0
+        with self._lock:
+            if self._rate > 0:
+                now = time.monotonic()
+                wait_s = max(0.0, self._free_at - now)
+                self._free_at = max(self._free_at, now) + count / self._rate
+            self._passed(count)
+        if self._stopped.wait(wait_s):
+            raise StoreError("the copy was stopped; run the same command again to continue")
+
+    def stop(self) -> None:
+        """Stop all copies at their next block."""
+        self._stopped.set()
+
+
+class FragmentCopies:
+    """Copies of fragments into one store, in threads. It is used by ``async with``.
+
+    Args:
+        stores: of the process.
+        to: URL of the new store.
+        pace: of all reads.
+    """
+
+    def __init__(self, stores: StoreRegistry, to: str, pace: Pace) -> None:
+        self._stores = stores
+        self._to = to
+        self._pace = pace
+        self._threads = ThreadPoolExecutor(COPIES_MAX, thread_name_prefix="copy")
+        self._room = asyncio.Semaphore(COPIES_MAX)
+        self._large = asyncio.Semaphore(LARGE_COPIES_MAX)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._pace.stop()
+        self._threads.shutdown(wait=True, cancel_futures=True)  # at most an upload of each
+
+    async def copy(self, stored: StoredFragment) -> bool:
+        """Copy a fragment, unless the new store has it with its content.
+
+        Returns:
+            True if it was copied, False if it was there.
+
+        Raises:
+            FragmentNotFoundError: it is in the old store no more, by a retention or a pruning.
+            StoreError: a store failed, the fragment is damaged, or something else has its name.
+            OSError: the temporary file could not be written.
+        """
+        for attempt in range(COPY_ATTEMPTS_MAX):
+            try:
+                if stored.length > LARGE_BYTES:
+                    async with self._large:
+                        return await self._in_thread(stored)
+                return await self._in_thread(stored)
+            except (CorruptFragmentError, FragmentNotFoundError, StoreAuthorizationError):
+                raise
+            except StoreError:
+                if attempt == COPY_ATTEMPTS_MAX - 1:
+                    raise
+                await pause(attempt + 3)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _in_thread(self, stored: StoredFragment) -> bool:
+        async with self._room:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, self._copy, stored.fragment)
+
+    def _copy(self, fragment: pb.Fragment) -> bool:
+        old, new = self._stores.get(fragment.backing_store), self._stores.get(self._to)
+        path = content_path(fragment)
+        found = new.status(path)
+        if found is not None:
+            md5 = b""
+            if found.md5 and (original := old.status(path)) and original.length == found.length:
+                md5 = original.md5
+            self._verify(new, fragment, found, md5, self._pace.take)
+            return False
+        with tempfile.TemporaryFile(prefix="gazctl-move-") as file:
+            length, md5, encoding = self._fetch(old, fragment, path, file)
+            new.put(path, file, length, encoding)
+            found = new.status(path)
+            if found is None:
+                raise StoreError(
+                    f"store {public_of(new.url)} reported success for {path}, and nothing is "
+                    "there; check the store",
+                    store=new.url,
+                )
+            known = md5 if found.length == length else b""
+            self._verify(new, fragment, found, known, lambda _: None)
+        return True
+
+    def _fetch(
+        self, old: Store, fragment: pb.Fragment, path: str, file: BinaryIO
+    ) -> tuple[int, bytes, str]:
+        """Write a stored object to a file, and compare its content with its name.
+
+        Returns:
+            its length, its MD5 sum, and its encoding.
+
+        Raises:
+            CorruptFragmentError: it has other content.
+        """
+        content = old.open(path)
+        md5 = hashlib.md5(usedforsecurity=False)
+        first = b""
+        with content.raw as raw:
+            while data := raw.read(BLOCK_BYTES):
+                self._pace.take(len(data))
+                first = first or data[:2]
+                md5.update(data)
+                file.write(data)
+        file.flush()
+        length = file.tell()
+        encoding = content.content_encoding
+        if not encoding and fragment.compression_codec == pb.GZIP_OFFLOAD_DECOMPRESSION:
+            encoding = "gzip" if first == b"\x1f\x8b" else ""
+        file.seek(0)
+        again = os.fdopen(os.dup(file.fileno()), "rb", buffering=0)
+        opened = StoredContent(again, length, encoding)
+        with decode_fragment(
+            opened, fragment, fragment.begin, source=f"{path!r} of store {public_of(old.url)}"
+        ) as reader:
+            while reader.read(BLOCK_BYTES):
+                pass
+        file.seek(0)
+        return length, md5.digest(), encoding
+
+    def _verify(
+        self,
+        new: Store,
+        fragment: pb.Fragment,
+        found: ObjectStatus,
+        md5: bytes,
+        take: Callable[[int], None],
+    ) -> None:
+        """Check that the object of a fragment's name has its content, by its sum.
+
+        Args:
+            new: its store.
+            fragment: its name.
+            found: status of the object.
+            md5: sum of the original, if it has the same length; empty if that is not known.
+            take: called before bytes of the object are read.
+
+        Raises:
+            StoreError: it has other content, which is left alone.
+        """
+        if md5 and md5 == found.md5:
+            take(found.length)
+            return
+        reason = f"its length is {found.length}"
+        if not contradicts(fragment, found.length):
+            take(found.length)
+            try:
+                with open_fragment(new, fragment, fragment.begin) as reader:
+                    while reader.read(BLOCK_BYTES):
+                        pass
+            except CorruptFragmentError as error:
+                reason = str(error)
+            else:
+                return
+        path = content_path(fragment)
+        raise CorruptFragmentError(
+            f"store {public_of(new.url)} has {path} with other content, which is not replaced: "
+            f"remove it, and run the command again ({reason})",
+            store=new.url,
+        )

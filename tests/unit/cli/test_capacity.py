@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.cli.capacity import UNIT_COSTS, CapacitySettings, parse_size, sheet
+from gazette_sdk.cli.capacity import UNIT_COSTS, CapacitySettings, sheet
+from gazette_sdk.server.options import parse_size
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
