@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import subprocess
 import threading
 import uuid
 
 import pytest
 
+from gazette_sdk.cli.entry import INTERRUPTED
 from gazette_sdk.cli.journals.store_move import StoreMoves
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.fragment.stores import wrap_stores
@@ -18,8 +20,13 @@ from gazette_sdk.transport.append.append import append
 from gazette_sdk.transport.loop import run
 from integration.failures.journals import wait_until
 from support.spools import files_below
+from support.tools import start_tool
 
 LINES = [b"%06d of a journal that moves to another store\n" % number for number in range(200)]
+
+
+INTERRUPT_S_MAX = 20.0
+"""Bound of the end after an interrupt, on a busy machine."""
 
 
 class Topic:
@@ -212,6 +219,27 @@ def test_a_damaged_fragment_keeps_its_journal_in_the_old_store(topic):
     assert topic.read() == topic.content
 
 
+def test_an_interrupted_move_ends_at_once_and_continues(topic, tmp_path):
+    arguments = ["journals", "move-store", topic.name, "--to", topic.new, "--rate", "1kB/s"]
+    with start_tool(
+        "gazette_sdk.cli.gazctl",
+        [*arguments, "--file-root", str(topic.root)],
+        tmp_path,
+        {"GAZETTE_ADDRESS": topic.tool.environ["GAZETTE_ADDRESS"]},
+    ) as process:
+        wait_until(lambda: copied_of(topic), "a fragment is copied")
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=INTERRUPT_S_MAX)
+    assert process.returncode == INTERRUPTED, errors
+    assert b"Traceback" not in errors
+    assert b" planned " in output
+    assert topic.stores() == [topic.new, topic.old]
+    copied = len(copied_of(topic))
+    [moved] = topic.moved()
+    assert (moved["outcome"], moved["copied"]) == ("moved", moved["fragments"] - copied)
+    assert topic.read() == topic.content
+
+
 @pytest.mark.parametrize("other", ["label", "stores"])
 def test_changes_of_others_meanwhile_are_kept(topic, monkeypatch, other):
     leave = StoreMoves._leave
@@ -290,6 +318,12 @@ name: a/journal
 replication: 1
 fragment: {length: 1024, compression_codec: NONE, stores: ["file:///old/"], refresh_interval: 1s}
 """
+
+
+def copied_of(topic):
+    """The fragments that both stores have."""
+    old, new = (fragments_below(topic.directory(url)) for url in (topic.old, topic.new))
+    return set(old) & set(new)
 
 
 def fragments_below(directory):

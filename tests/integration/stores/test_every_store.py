@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import os
@@ -11,6 +12,7 @@ import urllib.request
 
 import pytest
 
+from gazette_sdk.cli.journals.fragments import FragmentCopies, Pace
 from gazette_sdk.errors import FragmentNotFoundError, StoreAuthorizationError, StoreError
 from gazette_sdk.fragment import (
     check_delete,
@@ -20,8 +22,13 @@ from gazette_sdk.fragment import (
     open_fragment,
     open_url,
 )
+from gazette_sdk.fragment.codecs import CODECS
+from gazette_sdk.fragment.listing import StoredFragment
+from gazette_sdk.fragment.registry import StoreRegistry
+from gazette_sdk.fragment.stores import FileStore
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path, sum_of
+from gazette_sdk.protocol.names import parse_store_url
 from support.stores import STORE_KINDS, put_bytes
 
 # Azure's client gives aiohttp bodies as bytes, which aiohttp advises against.
@@ -218,3 +225,36 @@ def test_find_and_replace_apply_to_every_operation(make_store):
         assert "foo/baz/x" in store.sign_get("foo/bar/x", 60)
         store.remove("foo/bar/x")
         assert not store.exists("foo/bar/x")
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_fragments_are_copied_to_it_and_back(store, codec, tmp_path):
+    content = b"content that moves to another store\n" * 100
+    fragment = pb.Fragment(
+        journal="a/journal",
+        begin=7,
+        end=7 + len(content),
+        sum=sum_of(hashlib.sha1(content).digest()),
+        compression_codec=codec,
+    )
+    file = io.BytesIO()
+    writer = compressor(codec, file)
+    writer.write(content)
+    writer.close()
+    files = {url: FileStore(parse_store_url(url), tmp_path) for url in ("file:///a/", "file:///b/")}
+    for url, each in files.items():
+        (tmp_path / url[-2]).mkdir()
+        assert each.url == url
+    put_bytes(files["file:///a/"], content_path(fragment), file.getvalue())
+    opened = StoreRegistry(opener=({store.url: store} | files).__getitem__)
+
+    async def copy(old, new):
+        fragment.backing_store = old
+        async with FragmentCopies(opened, new, Pace(0)) as copies:
+            return [await copies.copy(StoredFragment(fragment, -1)) for _ in range(2)]
+
+    for old, new in (("file:///a/", store.url), (store.url, "file:///b/")):
+        assert asyncio.run(copy(old, new)) == [True, False]
+    assert read(files["file:///b/"], content_path(fragment)) == file.getvalue()
+    with open_fragment(store, fragment, fragment.begin) as reader:
+        assert reader.readall() == content
