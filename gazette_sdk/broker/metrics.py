@@ -85,6 +85,10 @@ TOPIC_APPEND_BYTES = PlainMetric(
     ("topic",),
     kind="counter",
 )
+AUDIT_DROPPED = Tally(
+    "gazette_audit_dropped_records",
+    "Audit records that are in the log only: the audit journal did not take them in time.",
+)
 
 
 def show_journals(*, each: bool) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from gazette_sdk.broker.api.served import ServedBroker
+from gazette_sdk.broker.api.served import AuditOutput, ServedBroker
 from gazette_sdk.broker.metrics import show_journals
 from gazette_sdk.broker.process import BrokerConfig
 from gazette_sdk.broker.spool.directory import Durability, accept_etcd
@@ -209,6 +209,7 @@ async def run(invocation: Invocation) -> None:
             tells_etcd=is_of_dev,
             has_console=settings.console == "on",
             content=content,
+            audit_output=_audit_journal(settings, etcd),
         )
         reloading = asyncio.create_task(_reloaded_files(broker, given).run())
         try:
@@ -233,6 +234,16 @@ async def run(invocation: Invocation) -> None:
         else:
             await broker.stop(persist_timeout_s=PERSIST_TIMEOUT_S)
     _log.info("goodbye")
+
+
+def _audit_journal(settings: BrokerSettings, etcd: EtcdSettings) -> AuditOutput | None:
+    """Return the audit journal of a broker; None if it has none."""
+    if not settings.audit_journal:
+        return None
+    from gazette_sdk.cli.audit import AuditJournal  # noqa: PLC0415 - it loads the publisher
+
+    source = f"{etcd.prefix}/{settings.zone}/{settings.id}"
+    return AuditJournal(settings.audit_journal, source)
 
 
 def _warn_of_open_access(settings: BrokerSettings) -> None:

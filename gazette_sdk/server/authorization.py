@@ -120,6 +120,25 @@ class AuditEvent(NamedTuple):
     is_refusal: bool = False
     shard: str = ""
 
+    def fields(self, repeated: int) -> dict[str, object]:
+        """Return the fields of a record of the event: those that are known, bounded in length.
+
+        Args:
+            repeated: number of equal events since the last record; 0 for the first record.
+        """
+        found: dict[str, object] = {
+            name: value[:TEXT_MAX]
+            for name, value in self._asdict().items()
+            if isinstance(value, str) and value
+        }
+        if repeated:
+            found["repeated"] = repeated
+        return found
+
+
+PutRecord = Callable[[AuditEvent | None, int], None]
+"""Takes a record of an audit log: its event and the number of its repetitions. Without an event
+that is the number of events which were left out. It neither waits nor fails."""
 
 NoteRefusal = Callable[[str, Call, GazetteError], None]
 """Records a call that a gateway has refused, given the name of the RPC. Calls that reach a service
@@ -137,9 +156,13 @@ class AuditLog:
 
     Args:
         now: the time in seconds, for tests.
+
+    Attributes:
+        put: takes each record, too, once it is logged; None for nothing.
     """
 
     def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
+        self.put: PutRecord | None = None
         self._now = now
         self._repeated: dict[AuditEvent, _Repeated] = {}  # oldest first
         self._second = 0
@@ -183,20 +206,18 @@ class AuditLog:
     def _log_left_out(self) -> None:
         if self._left_out:
             AUDIT.warning("%d events were left out: there were too many", self._left_out)
+            if self.put is not None:
+                self.put(None, self._left_out)
             self._left_out = 0
 
     def _log(self, event: AuditEvent, repeated: int) -> None:
-        fields: dict[str, object] = {
-            name: value[:TEXT_MAX]
-            for name, value in event._asdict().items()
-            if isinstance(value, str) and value
-        }
-        if repeated:
-            fields["repeated"] = repeated
+        fields = event.fields(repeated)
         if event.is_refusal:
             AUDIT.warning("%s refused", event.method, extra=fields)
         else:
             AUDIT.info("%s answered", event.method, extra=fields)
+        if self.put is not None:
+            self.put(event, repeated)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from gazette_sdk.errors import ConfigurationError, GazetteError
 from gazette_sdk.protocol.authorization import check_key_lengths
-from gazette_sdk.protocol.names import validate_endpoint
+from gazette_sdk.protocol.names import validate_endpoint, validate_journal
 from gazette_sdk.protocol.rules import validate_suffix, validate_zone
 from gazette_sdk.server.options import Group, Option, Seconds, Settings
 
@@ -381,6 +381,15 @@ class BrokerSettings(MemberSettings):
         Literal["off", "refusals", "all"],
         Option("Audit", "Calls in the audit log: none, refused ones, or also appends and changes"),
     ] = "refusals"
+    audit_journal: Annotated[
+        str,
+        Option(
+            "AuditJournal",
+            "Journal that gets the records of the audit log, too, as CloudEvents; it must exist, "
+            "with the content type application/x-ndjson",
+        ),
+        _checked(validate_journal),
+    ] = ""
     allow_store: Annotated[
         tuple[str, ...],
         Option(
@@ -460,6 +469,15 @@ class BrokerSettings(MemberSettings):
                     f"--broker.application {name}={url}: {reason}; write NAME=URL, such as "
                     "totals=http://consumer-1:8081"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _audit_journal_gets_records(self) -> Self:
+        if self.audit_journal and self.audit == "off":
+            raise ValueError(
+                "--broker.audit-journal has no effect with --broker.audit off: choose refusals or "
+                "all, or leave out --broker.audit-journal"
+            )
         return self
 
     @model_validator(mode="after")

@@ -16,7 +16,7 @@ from typing import Any
 import grpc.aio
 
 from gazette_sdk.broker.api.in_process import InProcessTransport
-from gazette_sdk.broker.api.served import ServedBroker
+from gazette_sdk.broker.api.served import AuditOutput, ServedBroker
 from gazette_sdk.protocol.authorization import Authority, Capability
 from gazette_sdk.protocol.labels import parse_selector
 from gazette_sdk.protocol.names import dial_address
@@ -49,12 +49,14 @@ async def viewed_cluster(
     zones: Iterable[str] = ("a", "b"),
     *,
     foreign: Iterable[str] = (),
+    audit_output: Callable[[str], AuditOutput] | None = None,
     **changes: Any,
 ) -> AsyncIterator[ViewedCluster]:
     """Brokers behind ports of their own, one in each zone.
 
     Args:
         foreign: zones whose broker has no call that shows a cluster.
+        audit_output: makes the second output of a broker's audit logs, given its zone.
     """
     brokers: list[ServedBroker] = []
     async with contextlib.AsyncExitStack() as stack:
@@ -64,7 +66,11 @@ async def viewed_cluster(
             def configure(endpoint: str, config: Any = config) -> Any:
                 return replace(config, endpoint=endpoint)
 
-            broker = ServedBroker(Server(host="127.0.0.1"), configure)
+            broker = ServedBroker(
+                Server(host="127.0.0.1"),
+                configure,
+                audit_output=None if audit_output is None else audit_output(zone),
+            )
             if zone in foreign:
                 _remove_views(broker)
             stack.push_async_callback(broker.stop, grace_s=0.2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from aiohttp import web
 
@@ -18,6 +19,7 @@ from gazette_sdk.broker.api.fronts import (
     with_call_limit,
 )
 from gazette_sdk.broker.api.http_gateway import HttpGateway, json_methods
+from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.process import PERSIST_TIMEOUT_S, Broker, BrokerConfig
 from gazette_sdk.broker.views.calls import cluster_json_methods
 from gazette_sdk.broker.views.health import BrokerHealth
@@ -32,15 +34,38 @@ from gazette_sdk.protocol.authorization import Capability
 from gazette_sdk.protocol.labels import matches_journal, rewrite_prefix
 from gazette_sdk.protocol.rules import MEMBERS_RPC, REPORT_RPC
 from gazette_sdk.retries import run_together
+from gazette_sdk.server.authorization import AuditEvent, AuditLog
 from gazette_sdk.server.grpc_server import Method
-from gazette_sdk.server.health import MemberHealth
+from gazette_sdk.server.health import Check, MemberHealth
 from gazette_sdk.server.http import Target
 from gazette_sdk.server.json_gateway import JsonGateway
 from gazette_sdk.server.members import AT_PREFIX, MemberGateway
 from gazette_sdk.server.process import STOP_GRACE_S, Server, raise_open_files_limit
+from gazette_sdk.transport.base import Transport
 
 DEV_PATH = "/v1/dev"
 """Path at which brokers of ``gazette dev`` tell the address of their Etcd."""
+
+
+class AuditOutput(Protocol):
+    """Second output of the audit logs of a broker."""
+
+    def begin(self, transport: Transport) -> None:
+        """Begin to write records.
+
+        Args:
+            transport: reaches journals through the broker, past its audit log. It is closed by
+                :meth:`aclose`.
+        """
+
+    def put(self, event: AuditEvent | None, count: int) -> None:
+        """Take a record; see :data:`~gazette_sdk.server.authorization.PutRecord`."""
+
+    async def checks(self, authorization: str | None) -> Iterable[Check]:
+        """Return the outcome of a check of the output."""
+
+    async def aclose(self) -> None:
+        """Write what is left, and end. Bounded."""
 
 
 class ServedBroker:
@@ -58,6 +83,7 @@ class ServedBroker:
             cluster for development find it.
         has_console: serve the web console at ``/console/``.
         content: masks and message types of the console.
+        audit_output: gets the records of the audit logs, too.
     """
 
     def __init__(
@@ -70,6 +96,7 @@ class ServedBroker:
         tells_etcd: bool = False,
         has_console: bool = True,
         content: ConsoleContent | None = None,
+        audit_output: AuditOutput | None = None,
     ) -> None:
         self.server = server
         self.endpoint = server.bind()
@@ -80,6 +107,8 @@ class ServedBroker:
         self._tells_etcd = tells_etcd
         self._has_console = has_console
         self._content = content
+        self._audit_output = audit_output
+        self._audit_logs: list[AuditLog] = [server.debug_pages.audit]
         self._guard: GuardedJournals | None = None
         self._members: ClusterMembers | None = None
         self._health: BrokerHealth | None = None
@@ -119,6 +148,7 @@ class ServedBroker:
                 service, self.broker.authority, limits=limits, audited=audited
             )
             service = self._guard
+            self._audit_logs.append(self._guard.audit)
         note_refusal = self._guard.note_refusal if self._guard is not None else None
         carried = self.broker.carried
         self.server.lag.counters = lambda: (carried.appended, carried.read)
@@ -130,6 +160,12 @@ class ServedBroker:
             BROKER, self.broker.member, self.broker.keyspace, self.server.certificates
         )
         health.further.append(own.checks)
+        if self._audit_output is not None:
+            # The calls of this transport pass no guard, so that they are no records themselves.
+            self._audit_output.begin(InProcessTransport(self.broker.service, self.broker.authority))
+            health.further.append(self._audit_output.checks)
+            for log in self._audit_logs:
+                log.put = self._audit_output.put
         self.server.debug_pages.show(health, own.refresh)
         views = guarded_methods(
             [
@@ -189,6 +225,10 @@ class ServedBroker:
         """
         if self._health is not None:
             self._health.end()
+        if self._audit_output is not None:
+            for log in self._audit_logs:
+                log.close()
+            await self._audit_output.aclose()
         await run_together(
             self.broker.stop(persist_timeout_s=persist_timeout_s), self.server.stop(grace_s)
         )

@@ -35,6 +35,7 @@ OPTIONS = [
     ("broker.max-replication", "MaxReplication", "BROKER_MAX_REPLICATION", 9),
     ("broker.min-append-rate", "MinAppendRate", "BROKER_MIN_APPEND_RATE", 65536),
     ("broker.audit", "Audit", "BROKER_AUDIT", "refusals"),
+    ("broker.audit-journal", "AuditJournal", "BROKER_AUDIT_JOURNAL", ""),
     ("broker.allow-store", "AllowStore", "BROKER_ALLOW_STORE", ()),
     ("broker.auto-suspend", "AutoSuspend", "BROKER_AUTO_SUSPEND", False),
     ("broker.mirror-specs", "MirrorSpecs", "BROKER_MIRROR_SPECS", False),
@@ -86,6 +87,15 @@ def test_file_only_without_a_root_is_refused():
     with pytest.raises(ConfigurationError, match="file root must be defined"):
         load(BROKER, Sources(arguments))
     assert load(BROKER, Sources({**arguments, "broker.file-root": ["/x"]})).file_only
+
+
+def test_an_audit_journal_is_the_name_of_one_and_gets_records():
+    arguments = {"broker.audit-journal": ["ops/audit"]}
+    assert load(BROKER, Sources(arguments)).audit_journal == "ops/audit"
+    with pytest.raises(ConfigurationError, match=r"no effect with --broker\.audit off"):
+        load(BROKER, Sources({**arguments, "broker.audit": ["off"]}))
+    with pytest.raises(ConfigurationError, match=r"--broker\.audit-journal"):
+        load(BROKER, Sources({"broker.audit-journal": ["/ops//audit"]}))
 
 
 @pytest.mark.parametrize(
