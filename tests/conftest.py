@@ -29,6 +29,7 @@ SPARK_PROGRAMS = ("tests/crash/test_kill_spark.py", "tests/docs/test_contract.py
 
 MANY_PROCESSES = (
     "tests/benchmarks/",
+    "tests/compatibility/",
     "tests/crash/",
     "tests/deploy/",
     "tests/docs/",
