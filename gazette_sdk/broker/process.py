@@ -238,6 +238,12 @@ class Broker:
         return self._spools.root
 
     @property
+    def recorder(self) -> EventRecorder:
+        """Recorder of the events of the cluster, from :meth:`start` on."""
+        assert self._recorder is not None
+        return self._recorder
+
+    @property
     def _membership(self) -> Membership | None:
         return self._member.membership
 

@@ -165,7 +165,7 @@ class ServedBroker:
             self._audit_output.begin(InProcessTransport(self.broker.service, self.broker.authority))
             health.further.append(self._audit_output.checks)
             for log in self._audit_logs:
-                log.put = self._audit_output.put
+                log.put = self._put_record
         self.server.debug_pages.show(health, own.refresh)
         views = guarded_methods(
             [
@@ -208,6 +208,12 @@ class ServedBroker:
             self.server.http.mount(PREFIX, with_call_limit(page))
         self.server.http.mount("/", with_call_limit(gateway))
         await self.server.start()
+
+    def _put_record(self, event: AuditEvent | None, count: int) -> None:
+        """Put a record of an audit log into the second output, and among the cluster's events."""
+        assert self._audit_output is not None
+        self._audit_output.put(event, count)
+        self.broker.recorder.audited(event, count)
 
     async def _tell_etcd(self, _request: web.BaseRequest, target: Target) -> web.Response | None:
         if target.path != DEV_PATH:

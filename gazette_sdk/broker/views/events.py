@@ -20,6 +20,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, implied_route
@@ -29,12 +30,18 @@ from gazette_sdk.errors import CallError, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol.rules import EVENTS_RPC
-from gazette_sdk.server.authorization import Call
+from gazette_sdk.server.authorization import AuditEvent, Call
 from gazette_sdk.server.logging import RECENT, RecentRecord
 from gazette_sdk.transport.member_calls import MemberCalls
 
 RING_EVENTS = 1000
 """Events that a process keeps."""
+
+AUDIT = "audit"
+"""Kind of the records of the audit log."""
+
+AUDIT_EVENTS = 200
+"""Events of that kind that a process keeps beside the others: callers decide how many there are."""
 
 BATCH_EVENTS_MAX = 100
 """Events of one kind that a batch of changes in Etcd records. The others are counted."""
@@ -59,7 +66,7 @@ FOREIGN_AGAIN_S = 60.0
 """The same of a broker that has no such call."""
 
 _QUIET_LOGGERS = ("gazette.audit", "gazette_sdk.fragment.registry")
-"""Loggers whose records are no events: the log of callers, and one whose events are of stores."""
+"""Loggers whose records are no events of kind log: the audit log, and one of events of stores."""
 
 _INFO, _WARNING, _ERROR = clpb.INFO, clpb.WARNING, clpb.ERROR
 
@@ -121,6 +128,7 @@ class EventRing:
         self.process = process
         self._now = now
         self._ring: deque[Recorded] = deque(maxlen=RING_EVENTS)
+        self._audit: deque[Recorded] = deque(maxlen=AUDIT_EVENTS)
         self._readers: set[EventQueue] = set()
         self._passed_on: OrderedDict[Position, None] = OrderedDict()
         self._last = 0
@@ -137,7 +145,7 @@ class EventRing:
         """Add an event, for the readers, too."""
         self._last = number = max(self._last + 1, int(self._now() * 1e6))
         recorded = Recorded(number, kind, subject, text, severity, is_shared)
-        self._ring.append(recorded)
+        (self._audit if kind == AUDIT else self._ring).append(recorded)
         for reader in self._readers:
             reader.put(self.event(recorded), is_shared=is_shared)
 
@@ -149,7 +157,7 @@ class EventRing:
             only_local: leave out what all brokers see.
         """
         overlaps = position.process != self.process and position not in self._passed_on
-        for recorded in list(self._ring):
+        for recorded in list(heapq.merge(self._ring, self._audit, key=attrgetter("number"))):
             number = recorded.number
             if recorded.is_shared:
                 after = position.number - (OVERLAP_US if overlaps else 0)
@@ -267,6 +275,26 @@ class EventRecorder:
             self._ring.record("store", url, "the store is healthy again")
         else:
             self._ring.record("store", url, f"the store is not healthy: {error}", _WARNING)
+
+    def audited(self, event: AuditEvent | None, count: int) -> None:
+        """Record a record of the audit log.
+
+        Args:
+            event: the event; None for events that were left out of the log.
+            count: repetitions of the event, or the number of those left out.
+        """
+        if event is None:
+            self._ring.record(AUDIT, "", f"{count} calls were left out: there were too many")
+            return
+        fields = event.fields(count)
+        who = f"{fields.get('subject', 'someone')} at {fields.get('peer', 'an unknown address')}"
+        repeated = f", {count} more times" if count else ""
+        self._ring.record(
+            AUDIT,
+            str(fields.get("journal") or fields.get("shard") or ""),
+            f"{event.method} by {who}{repeated}: {fields.get('outcome', '')}",
+            _WARNING if event.is_refusal else _INFO,
+        )
 
     def _note_record(self, record: RecentRecord) -> None:
         """Record a warning or an error of the log. Any thread may call."""

@@ -153,7 +153,7 @@ export function Stores() {
 
 // ---------------------------------------------------------------- events
 
-const KINDS = ["member", "journal", "route", "store", "shard", "log"];
+const KINDS = ["member", "journal", "route", "store", "shard", "log", "audit"];
 
 export function Events({ at }) {
   const { kind = "", q = "", severe = "" } = at.query;

@@ -16,7 +16,9 @@ from gazette_sdk import Reader, connect
 from gazette_sdk.cli.audit import AuditJournal
 from gazette_sdk.errors import UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol.authorization import Authority, Capability
+from gazette_sdk.protocol.rules import EVENTS_RPC
 from gazette_sdk.transport.append.append import append
 from gazette_sdk.transport.listing import apply_journals, list_journals
 from integration.broker.test_broker_health import checks
@@ -25,7 +27,7 @@ from integration.cli.test_serve_peers import create
 from support.brokers import journal_spec
 from support.etcd import run
 from support.served import STORE
-from support.views import KEY, token, until, viewed_cluster
+from support.views import KEY, call, token, until, viewed_cluster
 
 JOURNAL = "ops/audit"
 
@@ -103,6 +105,11 @@ def test_calls_of_two_brokers_are_events_once_and_appends_to_the_journal_are_non
             for _ in range(2):  # equal ones of a minute, whose number is written at the end
                 await refused(cluster.endpoints[0], "last")
             found = await recorded(cluster.endpoints[0], len(found) + 2)
+            request = clpb.EventsRequest(no_wait=True)
+            events = await call(cluster.endpoints[1], EVENTS_RPC, request, token())
+            audited = [each for each in events if each.kind == "audit"]
+            assert {each.member for each in audited} == {"a/in-a", "b/in-b"}
+            assert sum(each.text.startswith("Apply by ada at ") for each in audited) == 2
             by_append = [each for each in found if each["data"]["method"] == "Append"]
             assert all(each["data"]["journal"].startswith("shop/") for each in by_append)
         store = connect((tmp_path / "fragments").as_uri(), content_type="application/x-ndjson")

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette_sdk.broker.views.events import (
+    AUDIT_EVENTS,
     BATCH_EVENTS_MAX,
     OVERLAP_US,
     QUEUE_EVENTS_MAX,
@@ -26,7 +27,7 @@ from gazette_sdk.broker.views.events import (
 from gazette_sdk.errors import CallError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import cluster_pb2 as clpb
-from gazette_sdk.server.authorization import Call
+from gazette_sdk.server.authorization import AuditEvent, Call
 from gazette_sdk.server.logging import RECENT
 from gazette_sdk.transport.loop import run
 from support.brokers import Mirror, journal_spec
@@ -66,6 +67,32 @@ def test_a_ring_keeps_the_latest_events():
     ring = ring_at(*range(RING_EVENTS + 10))
     assert len(kept(ring)) == RING_EVENTS
     assert kept(ring)[-1].subject == f"logger {RING_EVENTS + 9}"
+
+
+def test_records_of_the_audit_log_are_events_that_displace_no_others():
+    ring = EventRing(OURS)
+    for _ in range(RING_EVENTS):
+        ring.record("log", "a logger", "it broke")
+    recorder = EventRecorder(ring, Mirror().keyspace)
+    applied = AuditEvent("Apply", "OK", "192.0.2.1", "a/b", "ada")
+    recorder.audited(applied, 0)
+    recorder.audited(None, 7)
+    recorder.audited(applied._replace(outcome="no", is_refusal=True, subject="", peer=""), 2)
+    events = [event for event in kept(ring) if event.kind == "audit"]
+    assert [(event.subject, event.text, event.severity) for event in events] == [
+        ("a/b", "Apply by ada at 192.0.2.1: OK", clpb.INFO),
+        ("", "7 calls were left out: there were too many", clpb.INFO),
+        (
+            "a/b",
+            "Apply by someone at an unknown address, 2 more times: no",
+            clpb.WARNING,
+        ),
+    ]
+    for _ in range(1000):
+        recorder.audited(applied, 0)
+    assert len(kept(ring)) == RING_EVENTS + AUDIT_EVENTS
+    times = [event.time_us for event in kept(ring)]
+    assert times == sorted(times)
 
 
 def test_an_id_that_is_no_longer_kept_and_one_of_another_process_are_places_in_time():
