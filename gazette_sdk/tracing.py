@@ -9,13 +9,17 @@
 A message that is published while a sampled span is current carries the span's context, as
 ``traceparent`` of W3C Trace Context. A shard's handler that gets such a message runs within a span
 of that trace, and what it publishes continues the trace. A program with a Reader does the same by
-:func:`process`.
+:func:`process`. The append of such messages carries the context of its own span to the broker, and
+from there to the replicas.
 
 =====================  ========  ===================================================================
 span                   kind      time
 =====================  ========  ===================================================================
 ``send JOURNAL``       CLIENT    an append, from its first sampled message to its acknowledgement;
                                  linked to the contexts of its sampled messages
+``append JOURNAL``     SERVER    the append at a broker, until all replicas have acknowledged it;
+                                 child of the span of its caller
+``replicate JOURNAL``  SERVER    the append's commit at a replica; child of the span at the primary
 ``process NAME``       CONSUMER  a call of the handler for a message; child of the span in which
                                  the message was published, linked to the transaction's
 ``transaction SHARD``  INTERNAL  a shard's transaction, from its first sampled message until its
@@ -28,19 +32,21 @@ No span is begun, and no byte is written, where no span is current or its trace 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from gazette_sdk.contexts import LOG_FIELDS
 from gazette_sdk.errors import needs_extra
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
-    from opentelemetry.trace import Span, SpanContext, Tracer, TracerProvider
+    from opentelemetry.trace import Span, SpanContext, SpanKind, Tracer, TracerProvider
+    from opentelemetry.util.types import AttributeValue
 
 PARENT_KEY = "traceparent"
-"""Key of JSON messages, and name of the field of protobuf messages, that holds the context."""
+"""Key of JSON messages, name of the field of protobuf messages, and name of the metadata or HTTP
+header of calls to brokers, that holds the context."""
 
 PARENT_BYTES = 55
 """Length of the text of a context."""
@@ -78,6 +84,9 @@ class TracedMessage(Protocol):
 class TracedAppend(Protocol):
     """Append of messages, as far as traces need it."""
 
+    traceparent: str
+    """Context of its span, for the call to the broker; empty for none."""
+
     @property
     def journal(self) -> str:
         """Name of its journal."""
@@ -86,8 +95,9 @@ class TracedAppend(Protocol):
     def count(self) -> int:
         """Number of its messages."""
 
-    def exception(self) -> BaseException | None:
-        """Return its error; None if it was acknowledged."""
+    @property
+    def outcome(self) -> Any:
+        """Its response, or its error, once it has ended."""
 
     def add_done_callback(self, callback: Any, /) -> object:
         """Call back once when it has ended, from any thread."""
@@ -109,47 +119,85 @@ class Tracing:
 
     Args:
         provider: of tracers; None for the program's own.
+
+    Attributes:
+        tracer: begins the spans.
+        now: returns the current context of OpenTelemetry, an object that is never changed.
     """
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
         with needs_extra("otel", "traces"):
-            from opentelemetry import trace  # noqa: PLC0415 - an extra
+            from opentelemetry import context, trace  # noqa: PLC0415 - an extra
         self._api = trace
+        self.now: Callable[[], Context] = context.get_current
         self.tracer: Tracer = trace.get_tracer("gazette_sdk", tracer_provider=provider)
 
-    def current(self) -> SpanContext | None:
-        """Return the context of the current span; None if there is none, or it is not sampled."""
-        context = self._api.get_current_span().get_span_context()
-        return context if context.trace_flags & _SAMPLED and context.is_valid else None
+    def sampled(self, context: Context | None = None) -> SpanContext | None:
+        """Return the context of a span; None if there is none, or it is not sampled.
 
-    def begin_process(self, message: TracedMessage, name: str, *linked: Span) -> Span:
+        Args:
+            context: has the span; None for the current context.
+        """
+        found = self._api.get_current_span(context).get_span_context()
+        return found if found.trace_flags & _SAMPLED and found.is_valid else None
+
+    def begin_send(self, journal: str, context: SpanContext) -> Span:
+        """Begin the span of an append of messages, as a child of the current one.
+
+        Args:
+            journal: name of the journal.
+            context: of the current span.
+        """
+        return self._begin(
+            f"send {journal}",
+            self._api.SpanKind.CLIENT,
+            None,
+            {**_of_journal(journal), **_operation("send")},
+            [context],
+        )
+
+    def begin_served(self, operation: str, journal: str, parent: str) -> Span:
+        """Begin the span of a call that this process serves.
+
+        Args:
+            operation: ``append`` or ``replicate``.
+            journal: name of the journal.
+            parent: context of the caller's span, which is sampled.
+        """
+        attributes = {**_of_journal(journal), "messaging.operation.name": operation}
+        return self._begin(
+            f"{operation} {journal}", self._api.SpanKind.SERVER, self._remote(parent), attributes
+        )
+
+    def begin_process(
+        self, message: TracedMessage, name: str, *linked: Span, is_replayed: bool = False
+    ) -> Span:
         """Begin the span of a message's processing, as a child of that of its publication.
 
         Args:
             message: a message whose context is sampled.
             name: of what processes it.
             linked: spans to link to.
+            is_replayed: an earlier run may have processed it.
         """
-        trace = self._api
-        return self.tracer.start_span(
+        return self._begin(
             f"process {name}",
-            context=self._context_of(message.traceparent),
-            kind=trace.SpanKind.CONSUMER,
-            links=[trace.Link(each.get_span_context()) for each in linked],
-            attributes={
+            self._api.SpanKind.CONSUMER,
+            self._remote(message.traceparent),
+            {
                 **_of_journal(message.journal),
-                "messaging.operation.name": "process",
-                "messaging.operation.type": "process",
+                **_operation("process"),
                 "messaging.consumer.group.name": name,
-                "messaging.gazette.offset.begin": message.begin,
-                "messaging.gazette.offset.end": message.end,
+                **offsets_of(message.begin, message.end),
+                **({"gazette.replayed": True} if is_replayed else {}),
             },
+            [each.get_span_context() for each in linked],
         )
 
     def begin(self, name: str, **attributes: str) -> Span:
         """Begin a span that is no child of another one."""
         root = self._api.set_span_in_context(self._api.INVALID_SPAN)
-        return self.tracer.start_span(name, context=root, attributes=attributes)
+        return self._begin(name, self._api.SpanKind.INTERNAL, root, attributes)
 
     @contextmanager
     def current_while(self, span: Span) -> Iterator[None]:
@@ -166,13 +214,46 @@ class Tracing:
             finally:
                 LOG_FIELDS.reset(token)
 
+    @contextmanager
+    def carried(self, parent: str) -> Iterator[None]:
+        """Have calls to brokers in a block carry a context.
+
+        Args:
+            parent: the context, which is sampled; empty for the current one.
+        """
+        if not parent:
+            yield
+            return
+        with self._api.use_span(self._span_of(parent)):
+            yield
+
     def fail(self, span: Span, error: BaseException) -> None:
         """End a span with an error."""
         span.record_exception(error)
-        span.set_status(self._api.StatusCode.ERROR, str(error))
+        self.refuse(span, str(error))
+
+    def refuse(self, span: Span, status: str) -> None:
+        """End a span with a status that is not OK."""
+        span.set_status(self._api.StatusCode.ERROR, status)
         span.end()
 
-    def _context_of(self, parent: str) -> Context | None:
+    def _begin(
+        self,
+        name: str,
+        kind: SpanKind,
+        context: Context | None,
+        attributes: Mapping[str, AttributeValue],
+        linked: Iterable[SpanContext] = (),
+    ) -> Span:
+        links = [self._api.Link(each) for each in linked]
+        return self.tracer.start_span(
+            name, context=context, kind=kind, links=links, attributes=attributes
+        )
+
+    def _remote(self, parent: str) -> Context:
+        return self._api.set_span_in_context(self._span_of(parent))
+
+    def _span_of(self, parent: str) -> Span:
         found = _parse(parent)
         assert found is not None, "a context was checked when it was read"
         context = self._api.SpanContext(
@@ -181,72 +262,103 @@ class Tracing:
             is_remote=True,
             trace_flags=self._api.TraceFlags(int(found[3], 16)),
         )
-        return self._api.set_span_in_context(self._api.NonRecordingSpan(context))
+        return self._api.NonRecordingSpan(context)
+
+
+class _Send(NamedTuple):
+    """Span of an append, ids of the spans that it is linked to, and UUID of its first message."""
+
+    span: Span
+    linked: set[int]
+    uuid: str
 
 
 class SendTraces:
-    """Spans of the appends of a publisher.
+    """Spans of the appends of a publisher. Its lock is held by those who call.
 
     Args:
         tracing: the traces of this process.
+
+    Attributes:
+        now: returns the current context of OpenTelemetry.
+        untraced: the last context that was found to have no sampled span. While it is current,
+            nothing is to be looked up.
     """
+
+    __slots__ = ("_sends", "_tracing", "now", "untraced")
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
-        self._spans: dict[TracedAppend, tuple[Span, set[int]]] = {}
+        self._sends: dict[TracedAppend, _Send] = {}
+        self.now = tracing.now
+        self.untraced: Context | None = None
 
-    def current(self) -> SpanContext | None:
+    def sampled(self) -> SpanContext | None:
         """Return the context of the current span; None if there is none, or it is not sampled."""
-        return self._tracing.current()
+        context = self.now()
+        if context is self.untraced:
+            return None
+        found = self._tracing.sampled(context)
+        if found is None:
+            self.untraced = context
+        return found
 
-    def note(self, append: TracedAppend, context: SpanContext) -> None:
+    def note(self, append: TracedAppend, context: SpanContext, uuid: Callable[[], object]) -> None:
         """Add a context, in which messages are published, to their append's span.
 
-        The publisher's lock is held.
+        Args:
+            append: the append.
+            context: of the sampled span that is current.
+            uuid: returns the UUID of the first of the messages.
         """
-        known = self._spans.get(append)
+        known = self._sends.get(append)
         if known is None:
-            self._spans[append] = self._begun(append, context)
+            span = self._tracing.begin_send(append.journal, context)
+            self._sends[append] = _Send(span, {context.span_id}, str(uuid()))
+            begun = span.get_span_context()
+            if begun.trace_flags & _SAMPLED:
+                append.traceparent = traceparent_of(begun)
             append.add_done_callback(self._ended)
-        else:
-            span, linked = known
-            if context.span_id not in linked and len(linked) < LINKS_MAX:
-                linked.add(context.span_id)
-                span.add_link(context)
-
-    def _begun(self, append: TracedAppend, context: SpanContext) -> tuple[Span, set[int]]:
-        api = self._tracing._api  # noqa: SLF001 - of this module
-        span = self._tracing.tracer.start_span(
-            f"send {append.journal}",
-            kind=api.SpanKind.CLIENT,
-            links=[api.Link(context)],
-            attributes={
-                **_of_journal(append.journal),
-                "messaging.operation.name": "send",
-                "messaging.operation.type": "send",
-            },
-        )
-        return span, {context.span_id}
+        elif context.span_id not in known.linked and len(known.linked) < LINKS_MAX:
+            known.linked.add(context.span_id)
+            known.span.add_link(context)
 
     def _ended(self, append: TracedAppend) -> None:
-        known = self._spans.pop(append, None)
+        known = self._sends.pop(append, None)
         if known is None:
             return
-        span, _ = known
+        span, _, uuid = known
         span.set_attribute("messaging.batch.message_count", append.count)
-        error = append.exception()
-        if error is not None:
-            self._tracing.fail(span, error)
+        if append.count == 1:
+            span.set_attribute("messaging.message.id", uuid)
+        outcome = append.outcome
+        if isinstance(outcome, BaseException):
+            self._tracing.fail(span, outcome)
         else:
+            span.set_attributes(offsets_of(outcome.commit.begin, outcome.commit.end))
             span.end()
 
 
+_partition = re.compile("(.+)/part-[0-9]+").fullmatch
+"""A journal of a topic that :meth:`~gazette_sdk.Journals.create` has made."""
+
+
 def _of_journal(journal: str) -> dict[str, str]:
+    of_topic = _partition(journal)
     return {
         "messaging.system": "gazette",
-        "messaging.destination.name": journal,
+        "messaging.destination.name": journal if of_topic is None else of_topic[1],
         "messaging.destination.partition.id": journal,
     }
+
+
+def _operation(name: str) -> dict[str, str]:
+    return {"messaging.operation.name": name, "messaging.operation.type": name}
+
+
+def offsets_of(begin: int, end: int) -> dict[str, int]:
+    """Return the attributes of a stretch of a journal."""
+    return {"messaging.gazette.offset.begin": begin, "messaging.gazette.offset.end": end}
 
 
 _enabled: Tracing | None = None
@@ -274,6 +386,25 @@ def disable() -> None:
 def enabled() -> Tracing | None:
     """Return the traces of this process; None if they are not enabled."""
     return _enabled
+
+
+def current_parent() -> str:
+    """Return the context of the current span; empty if none is, or it is not sampled."""
+    context = None if _enabled is None else _enabled.sampled()
+    return "" if context is None else traceparent_of(context)
+
+
+def served_span(operation: str, journal: str, parent: str) -> Span | None:
+    """Begin the span of a call that this process serves; None if it is not traced.
+
+    Args:
+        operation: ``append`` or ``replicate``.
+        journal: name of the journal.
+        parent: context of the caller's span; empty for none.
+    """
+    if _enabled is None or not is_sampled(parent):
+        return None
+    return _enabled.begin_served(operation, journal, parent)
 
 
 @contextmanager

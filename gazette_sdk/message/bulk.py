@@ -34,7 +34,7 @@ from gazette_sdk.message.mapping import Direct, SelectorMapping, check_mapping, 
 from gazette_sdk.message.mapping import Mapping as JournalMapping
 from gazette_sdk.message.receipt import BatchReceipt
 from gazette_sdk.message.sender import Outbox, Sender, Sequences, no_mapping
-from gazette_sdk.message.uuid import PRODUCER_BYTES, TICK, Stamp
+from gazette_sdk.message.uuid import PRODUCER_BYTES, TICK, Stamp, build_uuid
 from gazette_sdk.tracing import ROOM_BYTES, traceparent_of
 from gazette_sdk.transport.loop import guarded
 from gazette_sdk.user_code import call, call_each
@@ -364,13 +364,15 @@ class _Batch:
                 stamp.clock = first + (part.count - 1) * TICK
             framed = part.frames(stamp, first)
             context = None
-            if sender.traces is not None and (context := sender.traces.current()) is not None:
+            if sender.traces is not None and (context := sender.traces.sampled()) is not None:
                 framed = part.traced(framed, traceparent_of(context))
             self._is_adding = True
             for outbox, first_index, frames, count in framed:
                 append, begin = outbox.add_frames(frames)
                 if context is not None and sender.traces is not None:
-                    sender.traces.note(append, context)
+                    clock = first + first_index * TICK
+                    uuid = functools.partial(build_uuid, stamp.producer, clock, stamp.flags)
+                    sender.traces.note(append, context, uuid)
                 if sequences is None:
                     append.context = sender
                 else:

@@ -876,8 +876,9 @@ class Sender:
                 kind = outbox.kinds.get(type(message)) or outbox.kind(type(message))
                 payload = kind.encode(message, stamp)
                 append = outbox.tail()
-                if self.traces is not None:
-                    payload = self._traced(self.traces, outbox, append, message, payload)
+                traces = self.traces
+                if traces is not None and traces.now() is not traces.untraced:
+                    payload = self._traced(outbox, append, message, payload, stamp)
                 first = append.length_bytes
                 if outbox.is_lines and NEWLINE not in payload:
                     # What encode() does, without the call: this is done for every message.
@@ -903,20 +904,15 @@ class Sender:
         return Receipt(append, first, last)
 
     def _traced(
-        self,
-        traces: SendTraces,
-        outbox: Outbox,
-        append: PendingAppend,
-        message: Any,
-        payload: bytes,
+        self, outbox: Outbox, append: PendingAppend, message: Any, payload: bytes, stamp: Stamp
     ) -> bytes:
         """Return an encoded message with the context of the current span, if that is sampled."""
-        context = traces.current()
-        if context is None:
+        traces = self.traces
+        assert traces is not None, "traces are enabled"
+        context = traces.sampled()
+        if context is None or len(payload) + ROOM_BYTES > outbox.frame_bytes_max:
             return payload
-        traces.note(append, context)
-        if len(payload) + ROOM_BYTES > outbox.frame_bytes_max:
-            return payload
+        traces.note(append, context, lambda: stamp.text().decode())
         return outbox.kinds[type(message)].with_parent(message, payload, traceparent_of(context))
 
     def note_interrupt(self, error: BaseException, *, is_adding: bool = False) -> None:

@@ -153,6 +153,7 @@ class PendingAppend:
         length_bytes: length of ``parts`` and ``content``; 0 once it has ended.
         count: number of writes.
         context: object of whoever appends, to find it again when the append ends.
+        traceparent: context of its span of OpenTelemetry; empty for none.
         queued_at: time of the first write, in monotonic seconds.
         last_error: error of the last attempt that failed.
         failure: error with which it was given up; set under the appender's lock, and so before
@@ -175,6 +176,7 @@ class PendingAppend:
         "parts",
         "queued_at",
         "request",
+        "traceparent",
     )
 
     def __init__(
@@ -191,6 +193,7 @@ class PendingAppend:
         self.length_bytes = 0
         self.count = 0
         self.context: Any = None
+        self.traceparent = ""
         self.queued_at = 0.0
         self.last_error: Exception | None = None
         self.failure: Exception | None = None

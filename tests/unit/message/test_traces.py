@@ -221,6 +221,50 @@ def test_a_span_of_the_append_is_linked_to_the_contexts_of_its_messages(gated, s
     assert sum(span.attributes["messaging.batch.message_count"] for span in sent) >= 6
 
 
+def test_a_span_of_an_append_names_topic_journal_offsets_and_a_single_message(transport, spans):
+    journal = "orders/part-001"
+    transport.create(journal)
+    with (
+        Publisher(mapping.direct(journal), transport=transport) as publisher,
+        spans.tracer.start_as_current_span("work"),
+    ):
+        publisher.publish({"number": 0}).result(timeout=WAIT_S)
+        publisher.publish_batch([{"number": 1}]).result(timeout=WAIT_S)
+        publisher.publish_batch([{"number": 2}, {"number": 3}]).result(timeout=WAIT_S)
+    envelopes = list(Reader(dict, name=journal, transport=transport))
+    single, batch, several = (span.attributes for span in named(spans, f"send {journal}"))
+    for attributes, first, last in ((single, 0, 0), (batch, 1, 1), (several, 2, 3)):
+        assert attributes["messaging.destination.name"] == "orders"
+        assert attributes["messaging.destination.partition.id"] == journal
+        assert attributes["messaging.gazette.offset.begin"] == envelopes[first].begin
+        assert attributes["messaging.gazette.offset.end"] == envelopes[last].end
+    assert single["messaging.message.id"] == str(envelopes[0].uuid)
+    assert batch["messaging.message.id"] == str(envelopes[1].uuid)
+    assert "messaging.message.id" not in several
+
+
+def test_a_context_that_is_not_sampled_is_looked_at_once(transport, spans, monkeypatch):
+    transport.create(NAME)
+    looked = []
+    unsampled = trace.NonRecordingSpan(trace.SpanContext(1, 2, is_remote=False))
+    with Publisher(mapping.direct(NAME), transport=transport) as publisher:
+        look = tracing.Tracing.sampled
+        monkeypatch.setattr(
+            tracing.Tracing, "sampled", lambda *given: looked.append(given) or look(*given)
+        )
+        with trace.use_span(unsampled):
+            for number in range(5):
+                publisher.publish({"number": number})
+            publisher.publish_batch([{"number": number} for number in range(5)])
+            assert len(looked) == 1
+            with spans.tracer.start_as_current_span("work", context=trace.Context()):
+                publisher.publish({"number": 10})
+            publisher.publish({"number": 11})
+            assert len(looked) == 2
+    envelopes = list(Reader(dict, name=NAME, transport=transport))
+    assert [each.message["number"] for each in envelopes if each.traceparent] == [10]
+
+
 def test_a_failed_append_ends_its_span_with_the_error(transport, spans):
     transport.create(NAME)
     publisher = Publisher(mapping.direct(NAME), transport=transport)
