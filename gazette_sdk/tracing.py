@@ -31,15 +31,19 @@ No span is begun, and no byte is written, where no span is current or its trace 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from gazette_sdk.contexts import LOG_FIELDS
-from gazette_sdk.errors import needs_extra
+from gazette_sdk.errors import ConfigurationError, MissingPackageError, needs_extra
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from opentelemetry.context import Context
     from opentelemetry.trace import Span, SpanContext, SpanKind, Tracer, TracerProvider
     from opentelemetry.util.types import AttributeValue
@@ -56,6 +60,10 @@ ROOM_BYTES = 128
 
 LINKS_MAX = 128
 """Links of a span of an append; further messages add none."""
+
+CALLER: ContextVar[str | None] = ContextVar("caller", default=None)
+"""Context of the span of the append that is made in a task, for the call to the broker: empty for
+none, and None for that of the current span."""
 
 _parse = re.compile("00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})").fullmatch
 _SAMPLED = 1
@@ -79,6 +87,18 @@ class TracedMessage(Protocol):
     @property
     def traceparent(self) -> str:
         """Context in which it was published; empty for none."""
+
+
+class StretchOfJournal(Protocol):
+    """Part of a journal."""
+
+    @property
+    def begin(self) -> int:
+        """Offset of its first byte."""
+
+    @property
+    def end(self) -> int:
+        """Offset after its last byte."""
 
 
 class TracedAppend(Protocol):
@@ -153,21 +173,20 @@ class Tracing:
             self._api.SpanKind.CLIENT,
             None,
             {**_of_journal(journal), **_operation("send")},
-            [context],
+            linked=[context],
         )
 
-    def begin_served(self, operation: str, journal: str, parent: str) -> Span:
-        """Begin the span of a call that this process serves.
-
-        Args:
-            operation: ``append`` or ``replicate``.
-            journal: name of the journal.
-            parent: context of the caller's span, which is sampled.
-        """
+    def begin_served(self, operation: str, journal: str, parent: str, begun_ns: int) -> ServedSpan:
+        """Begin the span of a call that this process serves; see :func:`served_span`."""
         attributes = {**_of_journal(journal), "messaging.operation.name": operation}
-        return self._begin(
-            f"{operation} {journal}", self._api.SpanKind.SERVER, self._remote(parent), attributes
+        span = self._begin(
+            f"{operation} {journal}",
+            self._api.SpanKind.SERVER,
+            self._remote(parent),
+            attributes,
+            begun_ns=begun_ns,
         )
+        return ServedSpan(self, span)
 
     def begin_process(
         self, message: TracedMessage, name: str, *linked: Span, is_replayed: bool = False
@@ -191,7 +210,7 @@ class Tracing:
                 **offsets_of(message.begin, message.end),
                 **({"gazette.replayed": True} if is_replayed else {}),
             },
-            [each.get_span_context() for each in linked],
+            linked=[each.get_span_context() for each in linked],
         )
 
     def begin(self, name: str, **attributes: str) -> Span:
@@ -214,19 +233,6 @@ class Tracing:
             finally:
                 LOG_FIELDS.reset(token)
 
-    @contextmanager
-    def carried(self, parent: str) -> Iterator[None]:
-        """Have calls to brokers in a block carry a context.
-
-        Args:
-            parent: the context, which is sampled; empty for the current one.
-        """
-        if not parent:
-            yield
-            return
-        with self._api.use_span(self._span_of(parent)):
-            yield
-
     def fail(self, span: Span, error: BaseException) -> None:
         """End a span with an error."""
         span.record_exception(error)
@@ -243,11 +249,18 @@ class Tracing:
         kind: SpanKind,
         context: Context | None,
         attributes: Mapping[str, AttributeValue],
+        *,
         linked: Iterable[SpanContext] = (),
+        begun_ns: int = 0,
     ) -> Span:
         links = [self._api.Link(each) for each in linked]
         return self.tracer.start_span(
-            name, context=context, kind=kind, links=links, attributes=attributes
+            name,
+            context=context,
+            kind=kind,
+            links=links,
+            attributes=attributes,
+            start_time=begun_ns or None,
         )
 
     def _remote(self, parent: str) -> Context:
@@ -315,9 +328,7 @@ class SendTraces:
         if known is None:
             span = self._tracing.begin_send(append.journal, context)
             self._sends[append] = _Send(span, {context.span_id}, str(uuid()))
-            begun = span.get_span_context()
-            if begun.trace_flags & _SAMPLED:
-                append.traceparent = traceparent_of(begun)
+            append.traceparent = _parent_of(span)
             append.add_done_callback(self._ended)
         elif context.span_id not in known.linked and len(known.linked) < LINKS_MAX:
             known.linked.add(context.span_id)
@@ -337,6 +348,44 @@ class SendTraces:
         else:
             span.set_attributes(offsets_of(outcome.commit.begin, outcome.commit.end))
             span.end()
+
+
+class ServedSpan:
+    """Span of a call that this process serves. One of its methods ends it.
+
+    Args:
+        tracing: the traces of this process.
+        span: the span.
+
+    Attributes:
+        traceparent: its context, for further calls; empty if it is not sampled.
+    """
+
+    __slots__ = ("_span", "_tracing", "traceparent")
+
+    def __init__(self, tracing: Tracing, span: Span) -> None:
+        self._tracing = tracing
+        self._span = span
+        self.traceparent = _parent_of(span)
+
+    def end(self, fragment: StretchOfJournal) -> None:
+        """End it with the stretch of the journal that the call is about."""
+        self._span.set_attributes(offsets_of(fragment.begin, fragment.end))
+        self._span.end()
+
+    def refuse(self, status: str) -> None:
+        """End it with a status that is not OK."""
+        self._tracing.refuse(self._span, status)
+
+    def fail(self, error: BaseException) -> None:
+        """End it with an error."""
+        self._tracing.fail(self._span, error)
+
+
+def _parent_of(span: Span) -> str:
+    """Return the context of a span, for a call; empty if it is not sampled."""
+    context = span.get_span_context()
+    return traceparent_of(context) if context.trace_flags & _SAMPLED else ""
 
 
 _partition = re.compile("(.+)/part-[0-9]+").fullmatch
@@ -377,6 +426,85 @@ def enable(provider: TracerProvider | None = None) -> None:
     _enabled = Tracing(provider)
 
 
+def configure(service: str, **resource: str) -> None:
+    """Set OpenTelemetry up as its environment variables say, and enable traces.
+
+    ``OTEL_TRACES_EXPORTER`` names the exporters, by default ``otlp``; their packages read further
+    variables, such as ``OTEL_EXPORTER_OTLP_ENDPOINT``. A tracer provider that is set already, as
+    by ``opentelemetry-instrument``, is used as it is.
+
+    Args:
+        service: ``service.name`` of the spans, unless ``OTEL_SERVICE_NAME`` or
+            ``OTEL_RESOURCE_ATTRIBUTES`` has one.
+        resource: further attributes of the process; dots of their names are written as ``_``.
+
+    Raises:
+        MissingPackageError: OpenTelemetry's API or SDK is not installed.
+        ConfigurationError: an exporter is not installed.
+    """
+    with needs_extra("otel", "traces"):
+        from opentelemetry import trace  # noqa: PLC0415 - an extra
+    if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        enable()
+        return
+    try:
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource  # noqa: PLC0415
+        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(
+            "traces are recorded by OpenTelemetry's SDK, which is not installed; run"
+            " `pip install opentelemetry-sdk`, and install an exporter, such as"
+            " `opentelemetry-exporter-otlp`"
+        ) from error
+    exporters = [found.load()() for found in _exporters()]
+    given = OTELResourceDetector().detect().attributes
+    described = {
+        "service.name": service,
+        **{name.replace("_", "."): value for name, value in resource.items()},
+    }
+    attributes = {name: value for name, value in described.items() if name not in given}
+    provider = TracerProvider(resource=Resource.create(attributes))
+    for exporter in exporters:
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+    enable()
+
+
+_EXPORTERS = "opentelemetry_traces_exporter"
+_OTLP = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
+
+
+def _exporters() -> list[EntryPoint]:
+    """Return the exporters that the environment names.
+
+    Raises:
+        ConfigurationError: one is not installed.
+    """
+    from importlib.metadata import entry_points  # noqa: PLC0415 - it takes long
+
+    found = []
+    names = os.environ.get("OTEL_TRACES_EXPORTER", "").strip() or "otlp"
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get(
+        "OTEL_EXPORTER_OTLP_PROTOCOL"
+    )
+    for name in map(str.strip, names.split(",")):
+        if name == "none":
+            continue
+        wanted = [name]
+        if name == "otlp":
+            wanted = [_OTLP[protocol]] if protocol in _OTLP else list(_OTLP.values())
+        installed = [each for want in wanted for each in entry_points(group=_EXPORTERS, name=want)]
+        if not installed:
+            remedy = f"run `pip install opentelemetry-exporter-{name}`"
+            raise ConfigurationError(
+                f"OTEL_TRACES_EXPORTER: there is no exporter {name!r}; {remedy}, or set the"
+                " variable to console or none"
+            )
+        found.append(installed[0])
+    return found
+
+
 def disable() -> None:
     """Leave traces to those that were made before; for tests."""
     global _enabled  # noqa: PLW0603 - as above
@@ -394,17 +522,24 @@ def current_parent() -> str:
     return "" if context is None else traceparent_of(context)
 
 
-def served_span(operation: str, journal: str, parent: str) -> Span | None:
-    """Begin the span of a call that this process serves; None if it is not traced.
+def caller() -> str:
+    """Return the context that an append of this task is to carry; empty for none."""
+    given = CALLER.get()
+    return current_parent() if given is None else given
+
+
+def served_span(operation: str, journal: str, parent: str, begun_ns: int = 0) -> ServedSpan | None:
+    """Begin the span of a call that this process serves; None if traces are not enabled.
 
     Args:
         operation: ``append`` or ``replicate``.
         journal: name of the journal.
-        parent: context of the caller's span; empty for none.
+        parent: context of the caller's span, which is sampled.
+        begun_ns: time of its begin, in nanoseconds since 1970; 0 for now.
     """
-    if _enabled is None or not is_sampled(parent):
+    if _enabled is None:
         return None
-    return _enabled.begin_served(operation, journal, parent)
+    return _enabled.begin_served(operation, journal, parent, begun_ns)
 
 
 @contextmanager

@@ -29,10 +29,12 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.authorization import Capability
+from gazette_sdk.protocol.authorization import Capability, Claims
 from gazette_sdk.protocol.journal_spec import may_read
+from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.protocol.rules import complete, validate
 from gazette_sdk.server.authorization import Authorization, Call
+from gazette_sdk.tracing import served_span
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wire import AppendItem, ReplicateItem, Target
 
@@ -186,9 +188,34 @@ class JournalService:
             opening = await _first_request(requests)
             validate(opening)
             async with self._authorization.bound(claims, call):
-                response = await self._appends.append(opening, requests, claims)
+                if call.traceparent:
+                    response = await self._append_traced(opening, requests, claims, call)
+                else:
+                    response = await self._appends.append(opening, requests, claims)
             outcome.status = response.status
             return response
+
+    async def _append_traced(
+        self,
+        opening: pb.AppendRequest,
+        requests: AsyncIterator[AppendItem],
+        claims: Claims,
+        call: Call,
+    ) -> pb.AppendResponse:
+        """Append within a span. A broker that does not trace hands the caller's context on."""
+        span = served_span("append", strip_meta(opening.journal), call.traceparent)
+        if span is None:
+            return await self._appends.append(opening, requests, claims, call.traceparent)
+        try:
+            response = await self._appends.append(opening, requests, claims, span.traceparent)
+        except BaseException as error:
+            span.fail(error)
+            raise
+        if response.status == pb.OK:
+            span.end(response.commit)
+        else:
+            span.refuse(STATUS_NAMES[response.status])
+        return response
 
     async def append_acknowledged(self, started: StartedAppend) -> bytes:
         """Wait until an append is acknowledged. Return its encoded response."""
@@ -197,9 +224,15 @@ class JournalService:
             try:
                 await started.acknowledged()
                 result = "ok"
+            except BaseException as error:
+                if started.span is not None:
+                    started.span.fail(error)
+                raise
             finally:
                 SERVER_COMPLETED.inc("Append", result)
                 _REPLICATE_SECONDS.observe(time.monotonic() - begun_s)
+        if started.span is not None:
+            started.span.end(started.commit)
         return started.response
 
     async def replicate(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from gazette_sdk import tracing
 from gazette_sdk.broker.api.served import AuditOutput, ServedBroker
 from gazette_sdk.broker.metrics import show_journals
 from gazette_sdk.broker.process import BrokerConfig
@@ -197,6 +198,8 @@ async def run(invocation: Invocation) -> None:
     }
     _log.info("broker configuration", extra={"version": invocation.version, **configuration})
     AUDIT.setLevel(logging.INFO)  # --broker.audit decides on records, not --log.level
+    if settings.tracing == "on":
+        tracing.configure("gazette-broker", service_instance_id=f"{settings.zone}/{settings.id}")
     show_journals(each=invocation.settings(METRICS).journals == "all")
     server = configured_server(settings, invocation.settings(DEBUG))
     _warn_of_open_access(settings)

@@ -333,7 +333,7 @@ class AppendResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[Status, str]] = ..., header: _Optional[_Union[Header, _Mapping]] = ..., commit: _Optional[_Union[Fragment, _Mapping]] = ..., registers: _Optional[_Union[LabelSet, _Mapping]] = ..., total_chunks: _Optional[int] = ..., delayed_chunks: _Optional[int] = ..., store_health_error: _Optional[str] = ...) -> None: ...
 
 class ReplicateRequest(_message.Message):
-    __slots__ = ("header", "deprecated_journal", "proposal", "content", "content_delta", "acknowledge", "registers", "acknowledged_through", "stored_through")
+    __slots__ = ("header", "deprecated_journal", "proposal", "content", "content_delta", "acknowledge", "registers", "acknowledged_through", "stored_through", "traceparent")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     DEPRECATED_JOURNAL_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
@@ -343,6 +343,7 @@ class ReplicateRequest(_message.Message):
     REGISTERS_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_THROUGH_FIELD_NUMBER: _ClassVar[int]
     STORED_THROUGH_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     header: Header
     deprecated_journal: str
     proposal: Fragment
@@ -352,7 +353,8 @@ class ReplicateRequest(_message.Message):
     registers: LabelSet
     acknowledged_through: int
     stored_through: int
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., deprecated_journal: _Optional[str] = ..., proposal: _Optional[_Union[Fragment, _Mapping]] = ..., content: _Optional[bytes] = ..., content_delta: _Optional[int] = ..., acknowledge: _Optional[bool] = ..., registers: _Optional[_Union[LabelSet, _Mapping]] = ..., acknowledged_through: _Optional[int] = ..., stored_through: _Optional[int] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., deprecated_journal: _Optional[str] = ..., proposal: _Optional[_Union[Fragment, _Mapping]] = ..., content: _Optional[bytes] = ..., content_delta: _Optional[int] = ..., acknowledge: _Optional[bool] = ..., registers: _Optional[_Union[LabelSet, _Mapping]] = ..., acknowledged_through: _Optional[int] = ..., stored_through: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class ReplicateResponse(_message.Message):
     __slots__ = ("status", "header", "fragment", "registers")

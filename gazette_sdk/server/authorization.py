@@ -18,6 +18,7 @@ from typing import NamedTuple
 from gazette_sdk.errors import CallError, DeadlineExceededError, GazetteError
 from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability, Claims
 from gazette_sdk.server.logging import AUDIT
+from gazette_sdk.tracing import PARENT_KEY, is_sampled
 
 CHUNK_BYTES_METADATA = "gazette-chunk-bytes"
 """Metadata with which a client of ours asks for bigger read messages."""
@@ -44,6 +45,7 @@ class Call:
         chunk_bytes: greatest content of one read message.
         peer: IP address of the caller; empty if it is unknown.
         proxy_header: header of the process that forwards the call, as JSON; None if none does.
+        traceparent: context of the caller's span, if it is sampled; else empty.
     """
 
     authorization: str | None = None
@@ -51,6 +53,7 @@ class Call:
     chunk_bytes: int = FOREIGN_CHUNK_BYTES
     peer: str = ""
     proxy_header: str | None = None
+    traceparent: str = ""
 
 
 def call_of(
@@ -72,11 +75,14 @@ def call_of(
         CallError: a size is no number.
     """
     authorization = proxy_header = None
+    traceparent = ""
     for key, value in metadata:
         if key == "authorization":
             authorization = value
         elif key == PROXY_HEADER_METADATA:
             proxy_header = value
+        elif key == PARENT_KEY:
+            traceparent = value if is_sampled(value) else ""
         elif key == CHUNK_BYTES_METADATA:
             if not value.isascii() or not value.isdigit():
                 raise CallError(
@@ -84,7 +90,7 @@ def call_of(
                     code="INVALID_ARGUMENT",
                 )
             chunk_bytes = min(max(int(value[:20]), FOREIGN_CHUNK_BYTES), MAX_CHUNK_BYTES)
-    return Call(authorization, timeout_s, chunk_bytes, peer, proxy_header)
+    return Call(authorization, timeout_s, chunk_bytes, peer, proxy_header, traceparent)
 
 
 REPEAT_S = 60.0

@@ -390,6 +390,14 @@ class BrokerSettings(MemberSettings):
         ),
         _checked(validate_journal),
     ] = ""
+    tracing: Annotated[
+        Literal["on", "off"],
+        Option(
+            "Tracing",
+            "Spans of OpenTelemetry for appends whose callers are traced, exported as the OTEL_* "
+            "variables say; needs opentelemetry-sdk and an exporter",
+        ),
+    ] = "off"
     allow_store: Annotated[
         tuple[str, ...],
         Option(

@@ -27,6 +27,7 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.rules import Rpc
+from gazette_sdk.tracing import CALLER
 from gazette_sdk.transport.wire import (
     ANYWHERE,
     Answered,
@@ -52,7 +53,11 @@ class AppendRoute(abc.ABC):
 
     @abc.abstractmethod
     def try_begin(
-        self, request: pb.AppendRequest, content: Sequence[bytes], answered: Answered
+        self,
+        request: pb.AppendRequest,
+        content: Sequence[bytes],
+        answered: Answered,
+        traceparent: str = "",
     ) -> bool:
         """Send an append after those in flight; it is written only if those are.
 
@@ -61,6 +66,7 @@ class AppendRoute(abc.ABC):
             content: all of it, in parts.
             answered: called once, from a callback of the loop, in the order of the appends, with
                 the response of any status, or the error.
+            traceparent: context of its span; empty for none.
 
         Returns:
             False if it cannot be sent now: try again after the next answer, or, where none is
@@ -82,8 +88,12 @@ class AppendRoute(abc.ABC):
     def give_up(self) -> None:
         """Drop the answers of those in flight. They may be written nevertheless."""
 
-    def send_inline(self, content: bytes) -> BlockingCall | None:  # noqa: ARG002 - most cannot
+    def send_inline(self, content: bytes, traceparent: str = "") -> BlockingCall | None:  # noqa: ARG002 - most cannot
         """Send a small append without preconditions from any thread, without waiting.
+
+        Args:
+            content: all of it.
+            traceparent: context of its span; empty for none.
 
         Returns:
             The call; None if there is no blocking connection at hand. It is sent wholly or not
@@ -124,13 +134,18 @@ class TaskRoute(AppendRoute):
         self._task: asyncio.Task[None] | None = None
 
     def try_begin(
-        self, request: pb.AppendRequest, content: Sequence[bytes], answered: Answered
+        self,
+        request: pb.AppendRequest,
+        content: Sequence[bytes],
+        answered: Answered,
+        traceparent: str = "",
     ) -> bool:
         """See :class:`AppendRoute`."""
         if self._task is not None:
             return False
         self._task = asyncio.get_running_loop().create_task(
-            self._append(request, content, answered), name=f"append to {request.journal}"
+            self._append(request, content, answered, traceparent),
+            name=f"append to {request.journal}",
         )
         return True
 
@@ -143,8 +158,13 @@ class TaskRoute(AppendRoute):
             self._task.cancel()
 
     async def _append(
-        self, request: pb.AppendRequest, content: Sequence[bytes], answered: Answered
+        self,
+        request: pb.AppendRequest,
+        content: Sequence[bytes],
+        answered: Answered,
+        traceparent: str,
     ) -> None:
+        CALLER.set(traceparent)  # of this task, which was made in the context of any append
         outcome: pb.AppendResponse | Exception
         try:
             outcome = await self._send(requests_of(request, content))

@@ -33,6 +33,7 @@ from gazette_sdk.protocol.authorization import (
 )
 from gazette_sdk.protocol.names import is_local, is_tls, strip_meta
 from gazette_sdk.protocol.rules import RPCS_BY_NAME, Rpc
+from gazette_sdk.tracing import caller
 from gazette_sdk.transport.base import AppendRoute, Transport
 from gazette_sdk.transport.wire import (
     ANYWHERE,
@@ -495,11 +496,17 @@ class BrokerRoute(AppendRoute):
         self._inline: PreparedAppend | None = None
 
     def try_begin(
-        self, request: pb.AppendRequest, content: Sequence[bytes], answered: Answered
+        self,
+        request: pb.AppendRequest,
+        content: Sequence[bytes],
+        answered: Answered,
+        traceparent: str = "",
     ) -> bool:
         """See :class:`AppendRoute`."""
         router = self._router
         append = router.prepare_append(request)
+        if traceparent:
+            append = append.carrying(traceparent)
         pipeline = self._pipeline
         if (
             pipeline is not None
@@ -558,10 +565,12 @@ class BrokerRoute(AppendRoute):
 
     # ----------------------------------------------------------- inline appends
 
-    def send_inline(self, content: bytes) -> BlockingCall | None:
+    def send_inline(self, content: bytes, traceparent: str = "") -> BlockingCall | None:
         """See :class:`AppendRoute`."""
         router = self._router
         append = self._inline = router.prepare_append(self._plain)
+        if traceparent:
+            append = append.carrying(traceparent)
         if append.to.peer is SERVICE:
             return None  # the primary is not known yet
         return router.wire.append_blocking(append.to, append.encoded, content)
@@ -757,6 +766,8 @@ class RoutedTransport(Transport):
         if not isinstance(opening, pb.AppendRequest):
             raise ValidationError("an append begins with the request that names its journal")
         append = self.router.prepare_append(opening, target)
+        if parent := caller():
+            append = append.carrying(parent)
         async with self._reached(append.to, target) as to:
             response = await self.wire.append(append._replace(to=to), requests)
         self.router.accept(append, response)

@@ -51,6 +51,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import decode_varint, encode_varint
 from gazette_sdk.protocol.rules import SERVICE as BROKER_SERVICE
 from gazette_sdk.protocol.rules import Rpc
+from gazette_sdk.tracing import PARENT_KEY
 
 ReadItem: TypeAlias = pb.ReadResponse | bytes
 """Item of a read: metadata (a response without content), or content which continues at the
@@ -102,7 +103,7 @@ class Destination(NamedTuple):
         peer: the broker.
         where: the broker in words.
         authorization: the call's ``authorization``, where one is needed.
-        metadata: further metadata of a call over gRPC.
+        metadata: further metadata of the call.
     """
 
     rpc: Rpc
@@ -457,6 +458,11 @@ class PreparedAppend(NamedTuple):
     to: Destination
     request: pb.AppendRequest
     encoded: bytes
+
+    def carrying(self, traceparent: str) -> PreparedAppend:
+        """Return the same append, whose call carries a context of a trace."""
+        metadata = (*self.to.metadata, (PARENT_KEY, traceparent))
+        return self._replace(to=self.to._replace(metadata=metadata))
 
 
 class AppendPipeline(abc.ABC):

@@ -182,7 +182,11 @@ class ScriptedRoute(AppendRoute):
         self._loop = loop
 
     def try_begin(
-        self, request: pb.AppendRequest, content: Sequence[bytes], answered: Answered
+        self,
+        request: pb.AppendRequest,
+        content: Sequence[bytes],
+        answered: Answered,
+        traceparent: str = "",
     ) -> bool:
         assert asyncio.get_running_loop() is self._loop
         assert not self.calls or self.calls[-1].over, "inline appends are alone in flight"
@@ -204,7 +208,7 @@ class ScriptedRoute(AppendRoute):
         self.is_given_up = True
         self.in_flight.clear()
 
-    def send_inline(self, content: bytes) -> BlockingCall | None:
+    def send_inline(self, content: bytes, traceparent: str = "") -> BlockingCall | None:
         assert not self.in_flight
         assert not self.calls or self.calls[-1].over, "inline appends are alone in flight"
         error, self.inline_error = self.inline_error, None

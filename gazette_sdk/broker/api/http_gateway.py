@@ -47,6 +47,7 @@ from gazette_sdk.server.http import (
 )
 from gazette_sdk.server.json_gateway import JsonStream, JsonUnary
 from gazette_sdk.server.listener import peer_of
+from gazette_sdk.tracing import PARENT_KEY, is_sampled
 from gazette_sdk.transport.wire import AppendItem
 
 STEP_BYTES = 256 * 1024
@@ -210,10 +211,12 @@ class HttpGateway:
             GazetteError: for the HTTP host to turn into a status: the request is invalid or not
                 authorized, or the call failed.
         """
+        parent = request.headers.get(PARENT_KEY, "")
         call = Call(
             authorization=request.headers.get("Authorization"),
             chunk_bytes=HTTP_CHUNK_BYTES,
             peer=peer_of((request.remote or "",)),
+            traceparent=parent if parent and is_sampled(parent) else "",
         )
         if request.method in {"GET", "HEAD"}:
             read = read_request(request.method, target)

@@ -16,6 +16,7 @@ from gazette_sdk.errors import ClosedError, GazetteError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authorizer, claims_for
 from gazette_sdk.server.authorization import Call
+from gazette_sdk.tracing import caller
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wire import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
 
@@ -92,7 +93,7 @@ class InProcessTransport(Transport):
         del target
         opening = await anext(requests, None)
         named = opening if isinstance(opening, pb.AppendRequest) else pb.AppendRequest()
-        call = self._call(named)
+        call = self._call(named, caller())
         if opening is not None:
             requests = _after(opening, requests)
         with _WaitingCall(self._calls):
@@ -148,7 +149,7 @@ class InProcessTransport(Transport):
         if self._is_suspended:
             raise UnavailableError(_SUSPENDED)
 
-    def _call(self, opening: Message) -> Call:
+    def _call(self, opening: Message, traceparent: str = "") -> Call:
         self._require_open()
         authorization: str | None = None
         if self._authorizer is not None:
@@ -156,7 +157,7 @@ class InProcessTransport(Transport):
             authorization = self._authorizer.header(
                 wanted.capability, wanted.selector, wanted.ttl_s, time.time()
             )
-        return Call(authorization=authorization, chunk_bytes=CHUNK_BYTES)
+        return Call(authorization=authorization, chunk_bytes=CHUNK_BYTES, traceparent=traceparent)
 
 
 class _WaitingCall:

@@ -115,7 +115,11 @@ class Appends:
     now: Callable[[], float] = field(default=time.time)
 
     async def append(
-        self, request: pb.AppendRequest, items: AsyncIterator[AppendItem], claims: Claims
+        self,
+        request: pb.AppendRequest,
+        items: AsyncIterator[AppendItem],
+        claims: Claims,
+        traceparent: str = "",
     ) -> pb.AppendResponse:
         """Append to a journal.
 
@@ -123,6 +127,7 @@ class Appends:
             request: the opening request, already valid.
             items: what follows it.
             claims: what the caller may see.
+            traceparent: context of its span, for other brokers; empty for none.
 
         Returns:
             a response of any status.
@@ -131,7 +136,7 @@ class Appends:
             GazetteError: the append failed, and was rolled back unless a peer's failure makes its
                 outcome unknown.
         """
-        return await _Append(self, request, items, claims).run()
+        return await _Append(self, request, items, claims, traceparent).run()
 
 
 class _Append:
@@ -163,11 +168,13 @@ class _Append:
         request: pb.AppendRequest,
         items: AsyncIterator[AppendItem],
         claims: Claims,
+        traceparent: str,
     ) -> None:
         self._shared = shared
         self._request = request
         self._items = items
         self._claims = claims
+        self._traceparent = traceparent
         self._loop = asyncio.get_running_loop()
         self._started_at = self._loop.time()
         self._read_through = request.min_etcd_revision
@@ -207,7 +214,7 @@ class _Append:
         """Let the primary make the append. A frozen one is given up when it leaves."""
         shared, resolution = self._shared, self._resolution
         primary = resolution.header.process_id
-        call = proxy_append(shared.peers, resolution, self._request, self._items)
+        call = proxy_append(shared.peers, resolution, self._request, self._items, self._traceparent)
         try:
             return await shared.streams.until_gone(primary, call, resolution.journal)
         except UnavailableError as error:
@@ -598,7 +605,9 @@ class _Append:
             await spool.flush()
             proposal = spool.next()
             self._registers = changed_registers(request, self._registers)
-        self._answers = await pipeline.propose(proposal, self._registers, acknowledge=True)
+        self._answers = await pipeline.propose(
+            proposal, self._registers, acknowledge=True, traceparent=self._traceparent
+        )
         if pipeline.error is not None:
             raise pipeline.error
         # Built now: the next append may change the spool before this one is acknowledged.

@@ -46,6 +46,7 @@ from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability, 
 from gazette_sdk.protocol.fragments import set_sum
 from gazette_sdk.protocol.rules import validate
 from gazette_sdk.server.authorization import Call
+from gazette_sdk.tracing import ServedSpan, served_span
 
 OPENING_BYTES_MAX = 1024
 """Longer opening requests go through the machine: short ones are kept."""
@@ -68,12 +69,16 @@ class StartedAppend(NamedTuple):
         pipeline: its pipeline. If an append fails, later ones of the same pipeline fail, too.
         answers: answers of the peers; none if there are no peers.
         known_lease: knowledge about this broker's lease.
+        commit: what it has appended.
+        span: its span, to be ended when it is acknowledged; None if it is not traced.
     """
 
     response: bytes
     pipeline: Pipeline
     answers: Sequence[asyncio.Future[Answer]]
     known_lease: KnownLease
+    commit: pb.Fragment
+    span: ServedSpan | None
 
     async def acknowledged(self) -> None:
         """Wait until every peer has acknowledged it.
@@ -123,11 +128,14 @@ class InlineAppends:
             )
         except UnauthenticatedError:
             return None
-        started = append_now(self._shared, request, content, claims, earlier=earlier)
+        parent = call.traceparent
+        started = append_now(self._shared, request, content, claims, earlier=earlier, parent=parent)
         if started is not None:
             _APPENDS_STARTED.value += 1
             if not started.answers:
                 _APPENDS_OK.value += 1
+                if started.span is not None:
+                    started.span.end(started.commit)
         return started
 
 
@@ -149,6 +157,7 @@ def append_now(
     claims: Claims,
     *,
     earlier: object | None = None,
+    parent: str = "",
 ) -> StartedAppend | None:
     """Append small content that is at hand to a journal that is ready for it.
 
@@ -159,10 +168,12 @@ def append_now(
         claims: what the caller may see.
         earlier: pipeline of the client's earlier appends that are not acknowledged yet; ``None``
             if there are none.
+        parent: context of the caller's span; empty for none.
 
     Returns:
         the append; ``None`` if it has to go through the machine. Nothing has changed then.
     """
+    begun_ns = time.time_ns() if parent else 0
     replica = _ready_replica(shared, request, claims)
     if replica is None or replica.ready is None or not content:
         return None
@@ -193,12 +204,14 @@ def append_now(
     commit.begin = fragment.end
     set_sum(commit.sum, hashlib.sha1(content, usedforsecurity=False).digest())
     encoded = encoded_header + response.SerializeToString()
+    span = served_span("append", spool.journal, parent, begun_ns) if parent else None
     answers: Sequence[asyncio.Future[Answer]] = ()
     if pipeline.streams:
-        answers = pipeline.replicate_now(content, committed, registers)
+        parent = parent if span is None else span.traceparent
+        answers = pipeline.replicate_now(content, committed, registers, parent)
     else:
         replica.acknowledge(committed)
-    return StartedAppend(encoded, pipeline, answers, shared.known_lease)
+    return StartedAppend(encoded, pipeline, answers, shared.known_lease, commit, span)
 
 
 _PULSES: Mapping[int, pb.AppendRequest] = {

@@ -40,6 +40,7 @@ from gazette_sdk.errors import UnavailableError
 from gazette_sdk.fragment.registry import CHECK_PENDING, StoreHealth, StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.rules import complete
+from gazette_sdk.tracing import CALLER
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wire import AppendItem, Target
 
@@ -278,6 +279,7 @@ async def proxy_append(
     resolution: Resolution,
     request: pb.AppendRequest,
     items: AsyncIterator[AppendItem],
+    traceparent: str,
 ) -> pb.AppendResponse:
     """Relay an append to the journal's primary, and return its response.
 
@@ -286,6 +288,7 @@ async def proxy_append(
         resolution: of the journal, to another broker.
         request: the opening request.
         items: what follows it.
+        traceparent: context of its span; empty for none.
 
     Raises:
         UnavailableError: the primary's address is unknown: its member key is gone.
@@ -299,9 +302,9 @@ async def proxy_append(
     opening.CopyFrom(request)
     opening.journal = resolution.journal
     opening.header.CopyFrom(header)
-    return await peers.append(
-        _after(opening, items), Target(route=header.route, member=header.process_id)
-    )
+    target = Target(route=header.route, member=header.process_id)
+    CALLER.set(traceparent)  # in the task of this call
+    return await peers.append(_after(opening, items), target)
 
 
 async def _after(

@@ -318,7 +318,12 @@ class Pipeline:
         return header is self.header or equivalent(header.route, self.header.route)
 
     async def propose(
-        self, proposal: pb.Fragment, registers: pb.LabelSet, *, acknowledge: bool
+        self,
+        proposal: pb.Fragment,
+        registers: pb.LabelSet,
+        *,
+        acknowledge: bool,
+        traceparent: str = "",
     ) -> list[asyncio.Future[Answer]]:
         """Send a proposal to every replica, ours last; see :meth:`scatter`.
 
@@ -326,11 +331,14 @@ class Pipeline:
             proposal: what the spools are to become.
             registers: the journal's, with it.
             acknowledge: True to ask peers for an answer.
+            traceparent: context of the append's span; empty for none.
         """
         if self.streams:
             request = pb.ReplicateRequest(
                 proposal=proposal, registers=registers, acknowledge=acknowledge
             )
+            if traceparent:
+                request.traceparent = traceparent
             return await self.scatter(request, must_agree=acknowledge)
         self._opened = True
         _assert_ok(await self.spool.propose(proposal, registers, primary=True))
@@ -417,7 +425,7 @@ class Pipeline:
         return all(stream.has_room for stream in self.streams)
 
     def replicate_now(
-        self, content: bytes, committed: pb.Fragment, registers: pb.LabelSet
+        self, content: bytes, committed: pb.Fragment, registers: pb.LabelSet, traceparent: str = ""
     ) -> list[asyncio.Future[Answer]]:
         """Send a whole append to every peer. Our own spool has committed it already.
 
@@ -425,12 +433,15 @@ class Pipeline:
             content: all content of the append.
             committed: fragment that the append made of the spool's fragment.
             registers: the journal's registers after it.
+            traceparent: context of its span; empty for none.
 
         Returns:
             one future per peer.
         """
         assert self._opened, "a pipeline is synchronized before its first append"
         commit = pb.ReplicateRequest(proposal=committed, registers=registers, acknowledge=True)
+        if traceparent:
+            commit.traceparent = traceparent
         self._report_in(commit)
         self._proposed = commit
         answers = []

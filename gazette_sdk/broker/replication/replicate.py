@@ -13,7 +13,7 @@ which it was begun.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias, TypeVar
 
@@ -32,6 +32,7 @@ from gazette_sdk.errors import (
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
 from gazette_sdk.protocol.rules import validate
+from gazette_sdk.tracing import is_sampled, served_span
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wire import ReplicateItem, Target
 
@@ -333,7 +334,7 @@ async def replicate(
         if is_reported:
             resolution.replica.index.hold(is_reported=True)
         while request is not None:
-            response = await spool.apply(request, primary=False)
+            response = await _apply(spool, request)
             _note(
                 resolution.replica,
                 request,
@@ -353,6 +354,31 @@ async def replicate(
                     journal=resolution.journal,
                 )
             request = await _next_request(spool, following)
+
+
+def _apply(spool: Spool, request: pb.ReplicateRequest) -> Awaitable[pb.ReplicateResponse]:
+    """Apply a request of the primary to our spool."""
+    if request.traceparent and is_sampled(request.traceparent):
+        return _apply_traced(spool, request)
+    return spool.apply(request, primary=False)
+
+
+async def _apply_traced(spool: Spool, request: pb.ReplicateRequest) -> pb.ReplicateResponse:
+    """Apply a request within a span."""
+    span = served_span("replicate", spool.journal, request.traceparent)
+    if span is None:
+        return await spool.apply(request, primary=False)
+    begin = spool.fragment.end
+    try:
+        response = await spool.apply(request, primary=False)
+    except BaseException as error:
+        span.fail(error)
+        raise
+    if response.status == pb.OK:
+        span.end(pb.Fragment(begin=begin, end=spool.fragment.end))
+    else:
+        span.refuse(STATUS_NAMES[response.status])
+    return response
 
 
 async def _next_request(spool: Spool, following: PrimaryRequests) -> pb.ReplicateRequest | None:

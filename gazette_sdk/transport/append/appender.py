@@ -266,7 +266,8 @@ class JournalAppender:
         route = self._open_route()
         try:
             parts = append.seal()
-            call = route.send_inline(parts[0] if len(parts) == 1 else b"".join(parts))
+            content = parts[0] if len(parts) == 1 else b"".join(parts)
+            call = route.send_inline(content, append.traceparent)
         except GazetteError as error:
             append.last_error = error
             route.failed(error)
@@ -450,7 +451,7 @@ class JournalAppender:
         route = self._open_route()
         try:
             is_begun = route.try_begin(
-                append.request, append.seal(), partial(self._answered, append)
+                append.request, append.seal(), partial(self._answered, append), append.traceparent
             )
         except Exception as error:  # noqa: BLE001 - it is an answer
             self._answered(append, error)

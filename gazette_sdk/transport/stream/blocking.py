@@ -700,7 +700,6 @@ class BlockingClient:
         self._tls = tls
         self._call_timeout_s = call_timeout_s
         self._head = Head(timeout_s=call_timeout_s)
-        self._plain_head = self._head.encoded(None)
         self._lock = threading.RLock()  # a signal handler may publish within
         self._idle: dict[str, list[BlockingConnection]] = {}
         self._busy: dict[BlockingConnection, str] = {}
@@ -713,10 +712,8 @@ class BlockingClient:
         connection = self._take(to)
         if connection is None:
             return None
-        token = to.authorization
         try:
-            head = self._plain_head if token is None else self._head.encoded(token)
-            _, data = connection.calls.append(opening, content, head)
+            _, data = connection.calls.append(opening, content, self._head.encoded(to))
             call = StreamBlockingCall(self, connection, to, self._call_timeout_s)
             call.send(data)
         except StreamProtocolError as error:

@@ -77,13 +77,15 @@ class Head:
         )
         self._encoded = self._head.SerializeToString()
 
-    def encoded(self, authorization: str | None) -> bytes:
-        """Return the encoded head, with a token where one is given."""
-        if authorization is None:
+    def encoded(self, to: Destination) -> bytes:
+        """Return the encoded head, with the token and the metadata of a call."""
+        if to.authorization is None and not to.metadata:
             return self._encoded
         head = CallHead()
         head.CopyFrom(self._head)
-        head.metadata["authorization"] = authorization
+        head.metadata.update(to.metadata)
+        if to.authorization is not None:
+            head.metadata["authorization"] = to.authorization
         return head.SerializeToString()
 
 

@@ -366,7 +366,7 @@ class StreamWire(Wire):
     def append_head(self, to: Destination, *, after_success: bool) -> bytes:
         """Return the encoded head of an append."""
         head = self._next_append_head if after_success else self._short_head
-        return head.encoded(to.authorization)
+        return head.encoded(to)
 
     def bound(self, call: OpenCall) -> None:
         """Bound the time of an append or a unary call."""
@@ -398,7 +398,7 @@ class StreamWire(Wire):
         self, connection: Connection, to: Destination, request: bytes, head: Head
     ) -> OpenCall:
         try:
-            return connection.begin(to.rpc.number, request, head.encoded(to.authorization))
+            return connection.begin(to.rpc.number, request, head.encoded(to))
         except StreamProtocolError as error:
             connection.unused()
             raise too_long(to, error) from error

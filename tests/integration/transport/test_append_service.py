@@ -427,7 +427,7 @@ async def test_an_unexpected_error_fails_the_appends_instead_of_leaving_them(
     async with served(wire) as (service, _):
 
         class Broken(AppendRoute):
-            def try_begin(self, request, content, answered):
+            def try_begin(self, request, content, answered, _traceparent=""):
                 raise RuntimeError("a bug")
 
             async def open(self, request):

@@ -48,7 +48,7 @@ class _Route(AppendRoute):
     def __init__(self, transport: LanedTransport) -> None:
         self._transport = transport
 
-    def try_begin(self, request, content, answered) -> bool:
+    def try_begin(self, request, content, answered, _traceparent="") -> bool:
         transport = self._transport
         transport.under_way.append((transport.write(request.journal, b"".join(content)), answered))
         transport.most = max(transport.most, len(transport.under_way))

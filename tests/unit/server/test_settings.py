@@ -36,6 +36,7 @@ OPTIONS = [
     ("broker.min-append-rate", "MinAppendRate", "BROKER_MIN_APPEND_RATE", 65536),
     ("broker.audit", "Audit", "BROKER_AUDIT", "refusals"),
     ("broker.audit-journal", "AuditJournal", "BROKER_AUDIT_JOURNAL", ""),
+    ("broker.tracing", "Tracing", "BROKER_TRACING", "off"),
     ("broker.allow-store", "AllowStore", "BROKER_ALLOW_STORE", ()),
     ("broker.auto-suspend", "AutoSuspend", "BROKER_AUTO_SUSPEND", False),
     ("broker.mirror-specs", "MirrorSpecs", "BROKER_MIRROR_SPECS", False),

@@ -55,7 +55,7 @@ class Broker(AppendRoute):
         self._answers = deque()  # of those in flight: the callback, and the response or None
         self._is_broken = False
 
-    def try_begin(self, request, content, answered):
+    def try_begin(self, request, content, answered, _traceparent=""):
         alone = request.HasField("check_registers") or request.HasField("union_registers")
         assert not (alone and self._answers), "an append with preconditions is alone in flight"
         response = None
