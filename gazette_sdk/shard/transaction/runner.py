@@ -269,6 +269,7 @@ class Runner:
             traced = self._traces.async_handler if application.is_async else self._traces.handler
             handler = traced(application.consume)
         self._on_completed = on_completed
+        self._wall_clock = wall_clock
         self._metrics = ShardMetrics(shard.full_name, self._lag_bytes)
         self._bad = BadRecords(application.on_error, shard.id)
         self._txn: Transaction[Any] = Transaction(shard, store, output)
@@ -360,6 +361,8 @@ class Runner:
         """
         try:
             checkpoint = self._restored or await self.restore()
+            if self._traces is not None:
+                self._traces.begun(checkpoint, self._wall_clock())
             await self._read_on(checkpoint)
             self._send_stored(checkpoint)
             while True:

@@ -2,6 +2,12 @@
 
 A transaction has a span from its first message whose trace is sampled, with an event for each step
 of its commit. It ends when the output is acknowledged, and those of the messages end before.
+
+A message that an earlier transaction may have processed, which was not committed, is *replayed*.
+What a transaction of another process has read is in no store. So a message is taken for replayed if
+this run of the shard has processed it, or if it was published before this run began, and the shard
+has a position in its journal from an earlier run. The latter is true of messages, too, that no one
+had read when the earlier run ended.
 """
 
 from __future__ import annotations
@@ -9,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from gazette_sdk.message.uuid import Envelope
+from gazette_sdk.message.checkpoint import Checkpoint
+from gazette_sdk.message.uuid import Envelope, unix_100ns_of_clock
 from gazette_sdk.shard.transaction.machine import CommitStep
 from gazette_sdk.shard.transaction.transaction import DeferError, Transaction
 from gazette_sdk.tracing import Tracing
@@ -45,6 +52,19 @@ class ShardTraces:
         self._on_step = on_step
         self._current: Span | None = None
         self._prior: Span | None = None
+        self._begun = 0  # units of 100 ns since 1970
+        self._recovered: frozenset[str] = frozenset()
+        self._processed: dict[str, int] = {}
+
+    def begun(self, checkpoint: Checkpoint, now: float) -> None:
+        """Note that a run of the shard begins.
+
+        Args:
+            checkpoint: what it has recovered.
+            now: Unix seconds.
+        """
+        self._begun = round(now * 1e7)
+        self._recovered = frozenset(checkpoint.offsets)
 
     def handler(self, consume: Handler) -> Handler:
         """Return a handler that calls another one within the span of its message."""
@@ -104,7 +124,18 @@ class ShardTraces:
         if self._current is None:
             attributes = {"messaging.consumer.group.name": self._application}
             self._current = self._tracing.begin(f"transaction {self._shard}", **attributes)
-        return self._tracing.begin_process(envelope, self._application, self._current)
+        span = self._tracing.begin_process(
+            envelope, self._application, self._current, is_replayed=self._is_replayed(envelope)
+        )
+        self._processed[envelope.journal] = envelope.end
+        return span
+
+    def _is_replayed(self, envelope: Envelope[Any]) -> bool:
+        journal = envelope.journal
+        if envelope.end <= self._processed.get(journal, 0):
+            return True
+        clock = envelope.clock if journal in self._recovered else 0
+        return clock > 0 and unix_100ns_of_clock(clock) < self._begun
 
 
 def _deferral(consume: Handler, txn: Transaction[Any], message: Any) -> DeferError | None:

@@ -16,6 +16,8 @@ from opentelemetry import trace
 from gazette_sdk import Journals, JsonMessage, Publisher, Reader, mapping, shard
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.shard.transaction.machine import CommitStep
+from gazette_sdk.testing import run_shards
+from support import traced_orders
 from support.traces import traced
 
 WAIT_S = 60.0
@@ -40,8 +42,9 @@ def exporter():
         yield made
 
 
-def copier(name, source, target, *, is_async=False, fails=lambda order: None):
+def copier(name, source, target, *, is_async=False, fails=lambda order: None, on_error="fail"):
     options = {
+        "on_error": on_error,
         "message": Order,
         "sources": [f"{source}/part-000"],
         "name": name,
@@ -167,3 +170,60 @@ def test_a_trace_goes_through_two_processes(cluster, exporter):
     assert process["parent_id"] == f"0x{context.span_id:016x}"
     onward = results(cluster, 4)[3]
     assert onward.traceparent.split("-")[1] == f"{context.trace_id:032x}"
+
+
+def test_messages_read_again_after_a_crash_are_processed_in_spans_that_say_so(
+    cluster, exporter, tmp_path, monkeypatch
+):
+    written = tmp_path / "spans"
+    monkeypatch.setenv(traced_orders.SPANS_FILE, str(written))
+
+    def publish_traced(number):
+        with exporter.tracer.start_as_current_span("checkout") as span:
+            receipt = publisher.publish(traced_orders.Order(number))
+            receipt.result(timeout=WAIT_S)
+        return f"0x{span.get_span_context().span_id:016x}"
+
+    with (
+        Publisher(mapping.direct("orders/part-000"), transport=cluster.transport) as publisher,
+        run_shards(traced_orders.count_orders, cluster=cluster, lease_ttl_s=2) as shards,
+    ):
+        first = publish_traced(0)
+        shards.wait_caught_up(timeout_s=WAIT_S)
+        shards.crash_at(CommitStep.CONSUMED)  # of the next transaction, which is not committed
+        second = publish_traced(1)
+        shards.processes[0].wait_until_ended()
+        shards.start(0)
+        shards.wait_caught_up(timeout_s=WAIT_S)
+        third = publish_traced(2)
+        shards.wait_caught_up(timeout_s=WAIT_S)
+        counts = dict(shards.store("orders/part-000").items())
+    assert counts == {"0": 1, "1": 1, "2": 1}
+    spans = [json.loads(line) for line in written.read_text().splitlines()]
+    found = [
+        (span["parent_id"], span["attributes"].get("gazette.replayed", False))
+        for span in spans
+        if span["name"].startswith("process ")
+    ]
+    assert found == [(first, False), (second, False), (second, True), (third, False)]
+
+
+def test_messages_read_again_after_an_abort_are_processed_in_spans_that_say_so(cluster, exporter):
+    def fails(order):
+        if order.number == 1001:
+            raise ValueError("no such customer")
+
+    application = copier("passing", "orders", "results", fails=fails, on_error="skip")
+    options = {"transport": cluster.transport, "etcd": cluster.etcd_endpoint}
+    with (
+        Publisher(mapping.direct("orders/part-000"), transport=cluster.transport) as publisher,
+        exporter.tracer.start_as_current_span("checkout"),
+    ):
+        publisher.publish(Order(1000))
+        publisher.publish(Order(1001)).result(timeout=WAIT_S)
+    with shard.EmbeddedConsumer(application, **options) as consumer:
+        consumer.wait_caught_up(timeout_s=WAIT_S)
+    processed = [span for span in exporter.get_finished_spans() if span.name == "process passing"]
+    found = [span.attributes.get("gazette.replayed", False) for span in processed]
+    failed = [not span.status.is_ok and not span.status.is_unset for span in processed]
+    assert list(zip(found, failed, strict=True)) == [(False, False), (False, True), (True, False)]
