@@ -11,7 +11,6 @@ import gRPC.
 
 In reading order:
 
-- ``application``: Applications that a command line names.
 - ``entry``: Entry points of the programs, which Ctrl-C ends quietly also while they are imported.
 - ``formats``: Output formats: tables for people, JSON and protobuf text for programs (cli 4.1).
 - ``program``: Programs with commands: parsing of command lines, and exit statuses (cli section

@@ -9,7 +9,6 @@ from typing import Any, Literal, TextIO
 
 import orjson
 
-from gazette_sdk.cli.application import import_application
 from gazette_sdk.cli.client import (
     SHARDS_BROKER_CLIENT,
     SHARDS_ZONE,
@@ -19,6 +18,7 @@ from gazette_sdk.cli.client import (
 from gazette_sdk.cli.formats import load, proto_text, write_table
 from gazette_sdk.cli.journals.specs import edit
 from gazette_sdk.cli.program import CommandFailedError, Invocation
+from gazette_sdk.cli.run_consumer import import_application
 from gazette_sdk.cli.shards.commands import APPLY, EDIT, GENERATE
 from gazette_sdk.cli.shards.list import list_some, yaml_of
 from gazette_sdk.errors import (

@@ -4,8 +4,7 @@ import sys
 
 import pytest
 
-from gazette_sdk.cli.application import import_application
-from gazette_sdk.cli.run_consumer import configuration_of, transport_of
+from gazette_sdk.cli.run_consumer import configuration_of, import_application, transport_of
 from gazette_sdk.cli.settings import ConsumerBrokerSettings, ConsumerEtcdSettings, ConsumerSettings
 from gazette_sdk.errors import ConfigurationError
 
