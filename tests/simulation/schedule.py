@@ -409,9 +409,15 @@ async def _all_leave(faults: Faults) -> None:
 
 
 async def _etcd_goes_back(faults: Faults) -> None:
-    """All brokers are killed, and Etcd is restored from a backup."""
+    """All brokers are killed, and Etcd is restored from a backup.
+
+    One of them may have been away while others continued: the greatest heads are theirs.
+    """
     cluster, rng = faults.cluster, faults.rng
     backup = cluster.etcd.model.snapshot() if rng.random() < 0.5 else None
+    if backup is None and rng.random() < 0.5:
+        faults.kill(faults.some_host())
+        await asyncio.sleep(faults.ttl_s + 2.0)
     await asyncio.sleep(5 * rng.random())
     await faults.amid_append()
     hosts = list(cluster.hosts)

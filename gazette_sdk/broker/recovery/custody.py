@@ -212,6 +212,7 @@ class Custody:
             goes_on=last_routes.goes_on,
             continued_by=history.continued_by,
             other_members=history.other_members,
+            claims=history.claims,
             stored_end=last_routes.stored_end,
             waits=lambda journal: bool(last_routes.absent_brokers(journal)),
             decided=self._waiting.wake,
@@ -352,8 +353,8 @@ class Custody:
     def _may_restore_head(self, journal: str) -> bool:
         """Return True if the head of this broker's spools may be where a journal continues."""
         last = self.last_routes.last(journal)
-        if last is not None and last.is_claimed:  # by those with the greatest head
-            return self._local_id in last.route.members
+        if last is not None and last.is_claimed:
+            return self._history.claims(journal)
         return self._history.was_member(journal) or self._withheld.was_released(journal)
 
     def _is_quarantined(self, journal: str, create_revision: int) -> bool:

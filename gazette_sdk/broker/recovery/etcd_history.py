@@ -270,14 +270,21 @@ class EtcdHistory:
         """Return the other members of a journal's last route.
 
         They have, or have learned of, every acknowledged byte. None are returned for routes of one
-        member: with replication 1 the bytes of the broker before may have been acknowledged. Nor
-        for claims, whose members have not continued the journal.
+        member: with replication 1 the bytes of the broker before may have been acknowledged. Of a
+        claim they are the brokers that have more than this one, and none where it claims, too.
         """
         last = self._last_routes.last(journal)
-        if last is None or last.is_claimed or len(last.route.members) < 2:
+        if last is None or self.claims(journal):
+            return ()
+        if len(last.route.members) < 2 and not last.is_claimed:
             return ()
         ours = (self._local_id, self._former_id)
         return [member for member in last.route.members if member not in ours]
+
+    def claims(self, journal: str) -> bool:
+        """Return True if Etcd lost a journal, and no broker has more of it than this one."""
+        last = self._last_routes.last(journal)
+        return last is not None and last.is_claimed and self._local_id in last.route.members
 
     def _is_sure(self, journal: str) -> bool:
         """Return True if :meth:`was_member` holds, also if other implementations wrote routes."""

@@ -145,6 +145,8 @@ class Quarantine:
             after all that they have may become theirs at any time.
         continued_by: returns the members of a journal's last route if this broker is none of them.
         other_members: returns the other members of a journal's last route in any case.
+        claims: returns True if Etcd lost a journal, and no broker has more of it than this one: no
+            one has continued it, so that bytes after those of others are the journal's.
         stored_end: returns the end of a journal's content if all of its brokers have left, and
             stored it; 0 if they have not.
         waits: returns True if a journal waits for members of its last route, who are away.
@@ -166,6 +168,7 @@ class Quarantine:
         goes_on: Callable[[str], bool] = lambda _: False,
         continued_by: Callable[[str], Sequence[pb.ProcessSpec.ID]] = lambda _: (),
         other_members: Callable[[str], Sequence[pb.ProcessSpec.ID]] = lambda _: (),
+        claims: Callable[[str], bool] = lambda _: False,
         stored_end: Callable[[str], int] = lambda _: 0,
         waits: Callable[[str], bool] = lambda _: False,
         decided: Callable[[], None] = lambda: None,
@@ -182,6 +185,7 @@ class Quarantine:
         self._goes_on = goes_on
         self._continued_by = continued_by
         self._other_members = other_members
+        self._claims = claims
         self._stored_end = stored_end
         self._waits = waits
         self._decided = decided
@@ -477,7 +481,10 @@ class Quarantine:
                 journal=journal,
             )
         given, end = compare(spool.fragment, inventory, head or 0)
-        if is_alone and head and given is SpoolInput.NOT_HELD:
+        ours = spool.fragment
+        if self._claims(journal) and not CoverSet(inventory).covers(ours.begin, ours.end):
+            given = SpoolInput.NOT_HELD
+        elif is_alone and head and given is SpoolInput.NOT_HELD:
             # Those who continued the journal are going to write at these offsets, or before them.
             given, end = SpoolInput.HELD_FROM_BEGIN, spool.fragment.begin
         while entry.state not in SPOOL_ENDS:
