@@ -469,24 +469,7 @@ class Quarantine:
         """
         spool = entry.spool
         inventory, head, are_stores_listed = theirs
-        journal, create_revision = spool.fragment.journal, spool.create_revision
-        is_alone = is_ahead(spool.fragment, inventory) and (head or 0) < spool.fragment.end
-        if (
-            is_alone
-            and self._goes_on(journal)
-            and self._replica_of(journal, create_revision) is None
-        ):
-            raise UnavailableError(
-                f"others have it up to an offset before {spool.fragment.end}, and may write there",
-                journal=journal,
-            )
-        given, end = compare(spool.fragment, inventory, head or 0)
-        ours = spool.fragment
-        if self._claims(journal) and not CoverSet(inventory).covers(ours.begin, ours.end):
-            given = SpoolInput.NOT_HELD
-        elif is_alone and head and given is SpoolInput.NOT_HELD:
-            # Those who continued the journal are going to write at these offsets, or before them.
-            given, end = SpoolInput.HELD_FROM_BEGIN, spool.fragment.begin
+        given, end = self._judge(spool, inventory, head or 0)
         while entry.state not in SPOOL_ENDS:
             effect = entry.step(given)
             if effect is SpoolEffect.CONTINUE_WAITING:
@@ -512,6 +495,39 @@ class Quarantine:
                 entry.step(SpoolInput.FAILED)
                 raise
         return spool if entry.state is SpoolState.IN_USE else None
+
+    def _judge(
+        self, spool: CompletedSpool, inventory: Sequence[pb.Fragment], head: int
+    ) -> tuple[SpoolInput, int]:
+        """Return what others have of a spool, and the offset from which they have it.
+
+        Args:
+            spool: the spool.
+            inventory: what others have.
+            head: offset at which those continue who took the journal; 0 for none.
+
+        Raises:
+            UnavailableError: others may write its offsets at any time.
+        """
+        ours = spool.fragment
+        journal, create_revision = ours.journal, spool.create_revision
+        is_alone = is_ahead(ours, inventory) and head < ours.end
+        if (
+            is_alone
+            and self._goes_on(journal)
+            and self._replica_of(journal, create_revision) is None
+        ):
+            raise UnavailableError(
+                f"others have it up to an offset before {ours.end}, and may write there",
+                journal=journal,
+            )
+        given, end = compare(ours, inventory, head)
+        if self._claims(journal) and not CoverSet(inventory).covers(ours.begin, ours.end):
+            return SpoolInput.NOT_HELD, end
+        if is_alone and head and given is SpoolInput.NOT_HELD:
+            # Those who continued the journal are going to write at these offsets, or before them.
+            return SpoolInput.HELD_FROM_BEGIN, ours.begin
+        return given, end
 
     async def _compare_bytes(self, entry: _Entry, *, are_stores_listed: bool) -> SpoolInput:
         """Compare a spool with what readers get.
