@@ -24,7 +24,7 @@ import shlex
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -95,7 +95,9 @@ PAGE_FRAGMENTS: Final = 1000
 ROUNDS_MAX: Final = 20
 """Listings of the old stores of a journal, of which the last one has nothing new."""
 
-Outcome: TypeAlias = Literal["planned", "copied", "moved", "unchanged", "refused", "failed"]
+Outcome: TypeAlias = Literal[
+    "planned", "copied", "moved", "unchanged", "refused", "failed", "unfinished"
+]
 
 _Ask: TypeAlias = Callable[[Target, str], Awaitable[str]]
 
@@ -121,7 +123,7 @@ class Move:
 
     journal: str
     old: tuple[str, ...] = ()
-    outcome: Outcome = "planned"
+    outcome: Outcome = "unfinished"
     fragments: int = 0
     bytes: int = 0
     copied: int = 0
@@ -138,7 +140,7 @@ class Move:
     @property
     def is_open(self) -> bool:
         """True if there is work left."""
-        return self.outcome == "planned"
+        return self.outcome == "unfinished"
 
 
 # ---------------------------------------------------------------- plans
@@ -340,19 +342,22 @@ async def run(invocation: Invocation) -> None:
                     raise missing_file_root(move.journal)
             elif move.outcome == "refused":
                 _log.error("not moved", extra={"journal": move.journal, "err": move.error})
-        try:
-            with open_progress("bytes") as progress:
-                work = StoreMoves(
-                    invocation, transport, stores, to=to, progress=progress, file_root=root
-                )
+        with ExitStack() as shown:
+            progress = shown.enter_context(open_progress("bytes"))
+            work = StoreMoves(
+                invocation, transport, stores, to=to, progress=progress, file_root=root
+            )
+            try:
                 await work.run(moves)
-        finally:
-            show(moves, settings.format, to)
-    wrong = [each for each in moves if each.outcome in {"refused", "failed"}]
+            finally:
+                shown.close()
+                if work.has_begun:
+                    show(moves, settings.format, to)
+    wrong = [each for each in moves if each.error]
     if wrong:
         raise CommandFailedError(
-            f"{len(wrong)} of {len(moves)} journals are not moved: {wrong[0].journal}: "
-            f"{wrong[0].error}"
+            f"{len(wrong)} of {len(moves)} journals are not moved, or not confirmed: "
+            f"{wrong[0].journal}: {wrong[0].error}"
         )
 
 
@@ -366,6 +371,9 @@ class StoreMoves:
         to: the new store.
         progress: shows the steps.
         file_root: directory of ``file://`` stores.
+
+    Attributes:
+        has_begun: True once there is something to show.
     """
 
     def __init__(
@@ -385,6 +393,7 @@ class StoreMoves:
         self._to = to
         self._progress = progress
         self._file_root = file_root
+        self.has_begun = False
         self._done_bytes = 0
         self._pace = Pace(self._settings.rate, self._advance)
         self._copies = FragmentCopies(stores, to.url, self._pace)
@@ -401,11 +410,22 @@ class StoreMoves:
         """
         self._progress.begin("Listing fragments")
         await self._for_open(moves, self._measure)
-        if self._settings.dry_run or not any(each.is_open for each in moves):
-            return
+        if self._settings.dry_run:
+            for move in moves:
+                move.outcome = "planned" if move.is_open else move.outcome
+        elif any(each.is_open for each in moves):
+            await self._move(moves)
+        self.has_begun = True
+        unchanged = [each for each in moves if each.outcome == "unchanged"]
+        await for_each(unchanged, self._confirm, JOURNALS_MAX)
+
+    async def _move(self, moves: Sequence[Move]) -> None:
         self._progress.begin("Checking the new store")
         await asyncio.to_thread(check_store, await self._stores.aget(self._to.url))
-        await self._ask_brokers([self._to.url], self._health_problem, HEALTH_TIMEOUT_S)
+        await self._ask_brokers(
+            [self._to.url], self._health_problem, HEALTH_TIMEOUT_S, "nothing was changed"
+        )
+        self.has_begun = True
         async with self._copies:
             revision = await self._put_first([each for each in moves if each.is_open])
             changed_at = asyncio.get_running_loop().time()
@@ -420,7 +440,9 @@ class StoreMoves:
             self._progress.begin("Waiting for uploads to old stores")
             urls = sorted({url for move in moves if move.is_open for url in move.old})
             uploads = partial(self._uploads_problem, revision, changed_at)
-            await self._ask_brokers(urls, uploads, UPLOADS_TIMEOUT_S)
+            await self._ask_brokers(
+                urls, uploads, UPLOADS_TIMEOUT_S, "run the command again, which continues"
+            )
             self._progress.begin("Leaving old stores")
             await self._for_open(moves, self._finish)
 
@@ -580,7 +602,7 @@ class StoreMoves:
             move.remove = list(filter(None, commands))
 
     async def _confirm(self, move: Move) -> None:
-        """Wait until no broker of a journal has a fragment in an old store."""
+        """Wait until no broker of a journal has a fragment in a store that left its spec."""
         loop = asyncio.get_running_loop()
         ends_at, attempt = None, 0
         while True:
@@ -588,8 +610,9 @@ class StoreMoves:
             if found is None or not may_read(found.spec):
                 move.error = ""
                 return
-            targets = [Target(found.route, member) for member in found.route.members]
-            problems = await asyncio.gather(*(self._index_problem(move, each) for each in targets))
+            # Of a journal that was moved before, brokers have listed the new store long ago.
+            ask = partial(self._index_problem, found, attempt > 0 or move.outcome != "unchanged")
+            problems = await asyncio.gather(*map(ask, found.route.members))
             move.error = next(filter(None, problems), "")
             if not move.error:
                 return
@@ -597,19 +620,27 @@ class StoreMoves:
             ends_at = ends_at or loop.time() + interval_s + CONFIRM_MARGIN_S
             if loop.time() >= ends_at:
                 move.error = f"do not remove the old content yet: {move.error}"
-                _log.warning("not confirmed", extra={"journal": move.journal, "err": move.error})
                 return
             await pause(attempt)
             attempt += 1
 
-    async def _index_problem(self, move: Move, target: Target) -> str:
-        """Return why a broker may still read old stores; empty if it does not.
+    async def _index_problem(
+        self,
+        journal: pb.ListResponse.Journal,
+        list_again: bool,  # noqa: FBT001 - as the request's
+        member: pb.ProcessSpec.ID,
+    ) -> str:
+        """Return why a broker may still read other stores; empty if it does not.
 
         It adopts a listing as a whole, so that any fragment of it shows which stores it listed.
         """
         request = pb.FragmentsRequest(
-            journal=move.journal, do_not_proxy=True, list_again=True, page_limit=PAGE_FRAGMENTS
+            journal=journal.spec.name,
+            do_not_proxy=True,
+            list_again=list_again,
+            page_limit=PAGE_FRAGMENTS,
         )
+        target = Target(journal.route, member)
         try:
             async with asyncio.timeout(LIST_AGAIN_TIMEOUT_S):
                 response = await self._transport.list_fragments(request, target)
@@ -617,18 +648,22 @@ class StoreMoves:
             return f"broker {_name(target)} does not answer ({error or 'no answer in time'})"
         if response.status != pb.OK:
             return f"broker {_name(target)} answers {pb.Status.Name(response.status)}"
-        used = {each.spec.backing_store for each in response.fragments} & set(move.old)
+        used = {each.spec.backing_store for each in response.fragments} - {""}
+        used -= set(journal.spec.fragment.stores)
         return f"broker {_name(target)} reads {public_of(min(used))}" if used else ""
 
     # ---------------------------------------------------------------- brokers
 
-    async def _ask_brokers(self, urls: Sequence[str], ask: _Ask, timeout_s: float) -> None:
+    async def _ask_brokers(
+        self, urls: Sequence[str], ask: _Ask, timeout_s: float, remedy: str
+    ) -> None:
         """Ask all brokers about stores, until each has given a good answer.
 
         Args:
             urls: of the stores.
             ask: returns why the answer is not good; empty if it is.
             timeout_s: longest wait.
+            remedy: end of the message of a failure.
 
         Raises:
             CommandFailedError: a broker has given none in time.
@@ -659,10 +694,7 @@ class StoreMoves:
             if found is None:
                 return
             if loop.time() >= until:
-                raise CommandFailedError(
-                    f"broker {_name(found[0][0])} {found[1]}; run the command again, which "
-                    "continues where it stopped"
-                )
+                raise CommandFailedError(f"broker {_name(found[0][0])} {found[1]}; {remedy}")
             await pause(attempt)
             attempt += 1
 

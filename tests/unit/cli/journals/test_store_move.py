@@ -4,14 +4,19 @@ import asyncio
 import gzip
 import hashlib
 import io
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from gazette_sdk.broker.fragments.index import OFFSET_JUMP_AGE_S
-from gazette_sdk.cli.journals import fragments
+from gazette_sdk.cli.formats import Progress
+from gazette_sdk.cli.journals import fragments, store_move
+from gazette_sdk.cli.journals.commands import MoveStoreSettings
 from gazette_sdk.cli.journals.fragments import FragmentCopies, Pace
 from gazette_sdk.cli.journals.store_move import (
     Listings,
+    StoreMoves,
     check_new_store,
     hindrance_of,
     missing_of,
@@ -19,11 +24,13 @@ from gazette_sdk.cli.journals.store_move import (
     plan_of,
     removal_of,
 )
+from gazette_sdk.cli.program import CommandFailedError
 from gazette_sdk.errors import (
     ConfigurationError,
     CorruptFragmentError,
     FragmentNotFoundError,
     StoreError,
+    UnavailableError,
 )
 from gazette_sdk.fragment.codecs import CODECS, compressor
 from gazette_sdk.fragment.listing import StoredFragment
@@ -32,7 +39,9 @@ from gazette_sdk.fragment.stores import FileStore, ObjectStatus
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path
 from gazette_sdk.protocol.names import parse_store_url
+from gazette_sdk.transport.wire import ANYWHERE, Target
 from support.fragment_files import fragment_of
+from support.memory_transport import MemoryTransport
 from support.spools import files_below
 
 JOURNAL = "a/journal"
@@ -91,7 +100,7 @@ def test_a_new_store_that_can_be_none_is_refused(url, reason):
 )
 def test_a_journal_leaves_all_stores_but_the_new_one(stores, old):
     move = plan_of(spec_of(*stores), check_new_store(NEW))
-    assert (move.outcome, list(move.old)) == ("planned", old)
+    assert (move.outcome, list(move.old)) == ("unfinished", old)
     assert moved_first(stores, NEW) == [NEW, *old]
 
 
@@ -377,3 +386,96 @@ def test_stopped_copies_end_at_their_next_block(tmp_path, monkeypatch):
     with pytest.raises(StoreError, match="run the same command again"):
         setting.copy(setting.put())
     assert files_below(tmp_path / "new") == []
+
+
+# ---------------------------------------------------------------- brokers
+
+
+class Broker(MemoryTransport):
+    """Brokers whose answers about stores a test gives, one for each call."""
+
+    def __init__(self, *answers):
+        super().__init__()
+        self.answers = list(answers)
+        self.asked = []
+
+    async def fragment_store_health(self, request, target=ANYWHERE):
+        self.asked.append((target.member.suffix, request.fragment_store))
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        response = pb.FragmentStoreHealthResponse(**answer)
+        response.header.etcd.revision = 7
+        return response
+
+
+def asking(broker, monkeypatch, *suffixes):
+    """The moves of a command whose cluster has some brokers, and no pauses."""
+    invocation = SimpleNamespace(settings=lambda _: MoveStoreSettings(to=NEW))
+    moves = StoreMoves(
+        invocation,
+        broker,
+        StoreRegistry(),
+        to=check_new_store(NEW),
+        progress=Progress(),
+        file_root=None,
+    )
+
+    async def brokers():
+        members = [pb.ProcessSpec.ID(zone="a", suffix=suffix) for suffix in suffixes]
+        return [Target(pb.Route(members=[each], endpoints=["http://x"]), each) for each in members]
+
+    async def no_pause(_):
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(moves, "_brokers", brokers)
+    monkeypatch.setattr(store_move, "pause", no_pause)
+    return moves
+
+
+def ask_for_uploads(moves, *, revision=7, age_s=0.0, timeout_s=5.0):
+    async def scenario():
+        changed_at = asyncio.get_running_loop().time() - age_s
+        ask = partial(moves._uploads_problem, revision, changed_at)
+        await moves._ask_brokers([OLD], ask, timeout_s, "run it again")
+
+    asyncio.run(scenario())
+
+
+def test_brokers_are_asked_until_none_has_an_outdated_upload(monkeypatch):
+    broker = Broker(
+        {"outdated_uploads": 0},
+        {"outdated_uploads": 2},
+        UnavailableError("it starts"),
+        {"outdated_uploads": 0},
+    )
+    ask_for_uploads(asking(broker, monkeypatch, "one", "two"))
+    assert broker.asked[:2] == [("one", OLD), ("two", OLD)]
+    assert broker.asked[2:] == [("two", OLD)] * 2, "the first one has answered"
+
+
+@pytest.mark.parametrize(
+    ("answer", "revision", "reason"),
+    [
+        ({"outdated_uploads": 0}, 8, "does not know the changed specs yet"),
+        ({"outdated_uploads": 3}, 7, "still uploads 3 fragments to file:///old/"),
+        ({}, 7, "does not report its uploads; they end in 330 s"),
+        (UnavailableError("frozen"), 7, "does not answer (frozen)"),
+    ],
+)
+def test_a_broker_that_may_store_in_an_old_store_is_named(monkeypatch, answer, revision, reason):
+    moves = asking(Broker(answer), monkeypatch, "one")
+    with pytest.raises(CommandFailedError) as failure:
+        ask_for_uploads(moves, revision=revision, timeout_s=0.0)
+    assert str(failure.value) == f"broker a/one {reason}; run it again"
+
+
+def test_uploads_of_other_implementations_have_ended_after_their_bound(monkeypatch):
+    ask_for_uploads(asking(Broker({}), monkeypatch, "one"), age_s=331.0, timeout_s=0.0)
+
+
+def test_a_broker_that_cannot_use_the_new_store_is_named(monkeypatch):
+    answer = {"status": pb.FRAGMENT_STORE_UNHEALTHY, "store_health_error": "put: denied"}
+    moves = asking(Broker({}, answer), monkeypatch, "one", "two")
+    with pytest.raises(CommandFailedError, match=r"a/two cannot use the store .*: put: denied"):
+        asyncio.run(moves._ask_brokers([NEW], moves._health_problem, 0.0, "nothing was changed"))
