@@ -398,6 +398,10 @@ class StoreMoves:
         self._pace = Pace(self._settings.rate, self._advance)
         self._copies = FragmentCopies(stores, to.url, self._pace)
 
+    def _begin(self, step: str, total: int | None = None) -> None:
+        self._done_bytes = 0
+        self._progress.begin(step, total)
+
     def _advance(self, count: int) -> None:
         self._done_bytes += count
         self._progress.advance(self._done_bytes)
@@ -408,7 +412,7 @@ class StoreMoves:
         Raises:
             GazetteError: brokers failed.
         """
-        self._progress.begin("Listing fragments")
+        self._begin("Listing fragments")
         await self._for_open(moves, self._measure)
         if self._settings.dry_run:
             for move in moves:
@@ -420,7 +424,7 @@ class StoreMoves:
         await for_each(unchanged, self._confirm, JOURNALS_MAX)
 
     async def _move(self, moves: Sequence[Move]) -> None:
-        self._progress.begin("Checking the new store")
+        self._begin("Checking the new store")
         await asyncio.to_thread(check_store, await self._stores.aget(self._to.url))
         await self._ask_brokers(
             [self._to.url], self._health_problem, HEALTH_TIMEOUT_S, "nothing was changed"
@@ -429,21 +433,19 @@ class StoreMoves:
         async with self._copies:
             revision = await self._put_first([each for each in moves if each.is_open])
             changed_at = asyncio.get_running_loop().time()
-            self._progress.begin(
-                "Copying fragments", sum(each.bytes for each in moves if each.is_open)
-            )
+            self._begin("Copying fragments", sum(each.bytes for each in moves if each.is_open))
             await self._for_open(moves, self._copy_missing)
             if self._settings.keep_old:
                 for move in moves:
                     move.outcome = "copied" if move.is_open else move.outcome
                 return
-            self._progress.begin("Waiting for uploads to old stores")
+            self._begin("Waiting for uploads to old stores")
             urls = sorted({url for move in moves if move.is_open for url in move.old})
             uploads = partial(self._uploads_problem, revision, changed_at)
             await self._ask_brokers(
                 urls, uploads, UPLOADS_TIMEOUT_S, "run the command again, which continues"
             )
-            self._progress.begin("Leaving old stores")
+            self._begin("Leaving old stores")
             await self._for_open(moves, self._finish)
 
     async def _for_open(
@@ -589,7 +591,7 @@ class StoreMoves:
         await self._leave(move)
         await self._confirm(move)
         before = move.copied
-        await self._copy_all(move)
+        listings = await self._copy_all(move)
         if move.copied > before:
             _log.warning(
                 "brokers stored fragments in old stores after they were asked: they are copied",
@@ -598,7 +600,9 @@ class StoreMoves:
             await self._confirm(move)
         move.outcome = "moved"
         if not move.error:
-            commands = (removal_of(url, move.journal, self._file_root) for url in move.old)
+            held = {each.fragment.backing_store for each in listings.old}
+            urls = [url for url in move.old if url in held]
+            commands = (removal_of(url, move.journal, self._file_root) for url in urls)
             move.remove = list(filter(None, commands))
 
     async def _confirm(self, move: Move) -> None:

@@ -11,19 +11,25 @@ import uuid
 
 import pytest
 
+from gazette_sdk import Journals
 from gazette_sdk.cli.entry import INTERRUPTED
 from gazette_sdk.cli.journals.store_move import StoreMoves
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.fragment.stores import wrap_stores
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.shard.consumer.embedded import EmbeddedConsumer
 from gazette_sdk.transport.append.append import append
 from gazette_sdk.transport.loop import run
 from integration.failures.journals import wait_until
+from support import order_totals
 from support.spools import files_below
 from support.tools import start_tool
 
 LINES = [b"%06d of a journal that moves to another store\n" % number for number in range(200)]
 
+
+READY_S = 60.0
+"""Bound of the waits for shards."""
 
 INTERRUPT_S_MAX = 20.0
 """Bound of the end after an interrupt, on a busy machine."""
@@ -311,6 +317,39 @@ def test_an_upload_that_began_before_is_awaited_and_copied(gazctl, tmp_path, mon
         assert len(late) == 1
         assert set(late) <= set(fragments_below(cluster.fragments / "new"))
         assert gazctl.ok("journals", "read", "a/journal").stdout == content * 2
+
+
+def test_shards_recover_from_logs_that_moved_while_they_ran(gazctl, tmp_path):
+    with EmbeddedCluster(tmp_path / "data", sync_etcd=False) as cluster:
+        transport, journals = cluster.transport, Journals(transport=cluster.transport)
+        gazctl.environ["GAZETTE_ADDRESS"] = cluster.address
+        (cluster.fragments / "new").mkdir()
+        order_totals.create_journals(transport)
+        with EmbeddedConsumer(
+            order_totals.totals, transport=transport, etcd=cluster.etcd_endpoint
+        ) as consumer:
+            consumer.wait_caught_up(READY_S)
+            names = [each.name for each in journals.list()]
+            journals.update(names, length=1024)
+            for rounds in range(1, 4):
+                order_totals.publish(transport, 50)
+                consumer.wait_caught_up(READY_S)
+                if rounds == 2:
+                    moved = gazctl.ok(
+                        *("journals", "move-store", *names, "--to", "file:///new/"),
+                        *("-o", "json", "--file-root", str(cluster.fragments)),
+                    )
+        rows = [json.loads(line) for line in moved.text.splitlines()]
+        assert {row["outcome"] for row in rows} == {"moved"}
+        assert any("recovery" in row["journal"] and row["copied"] for row in rows)
+        for command in (command for row in rows for command in row["remove"]):
+            subprocess.run(shlex.split(command), check=True)
+        with EmbeddedConsumer(
+            order_totals.totals, transport=transport, etcd=cluster.etcd_endpoint
+        ) as consumer:
+            order_totals.publish(transport, 50)
+            consumer.wait_caught_up(READY_S)
+            order_totals.wait_for_totals(transport, 200)
 
 
 SPECS = """
