@@ -18,7 +18,7 @@ from collections import Counter
 
 import pytest
 
-from crash.broker_processes import READY_S, BrokerProcesses
+from crash.broker_processes import BrokerProcesses
 from gazette_sdk import Publisher, Reader, connect
 from gazette_sdk.cli.journals.specs import request_of
 from gazette_sdk.errors import ClosedError, GazetteError
@@ -47,17 +47,21 @@ children:
 """ + "".join(f"  - name: {name}\n" for name in NAMES)
 
 BODY_BYTES = 600
-FRAGMENTS_BEFORE = 60
+FRAGMENTS_BEFORE = 24
 RATE = "1MB/s"
 """Rate of the copies: a move takes some seconds."""
 
-KILL_AFTER_S = 0.5, 8.0
-"""Bounds of the time after which the tool is killed. It takes a second to start."""
+KILL_WITHIN_S = 5.0
+"""Longest time from the begin of the work of the tool until it is killed."""
 
 STORES_MAX = 20
 
 TOOL_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 60.0
+WAIT_S = 60.0
+
+LEASE_S = 30
+"""No broker is killed, and a busy machine must end no lease."""
 
 
 class Background:
@@ -105,9 +109,6 @@ class World:
         )
         self._follower = Reader(dict, SELECTOR, transport=self.transports[1])
         self.running = []
-
-    def begin(self):
-        self.running = [Background(self.publish), Background(self.follow), Background(self.read)]
 
     def publish(self):
         """Publish a few messages, and wait until they are acknowledged."""
@@ -161,7 +162,14 @@ class World:
         follower.stop()
         check_numbers(self.followed, self.acknowledged)
 
-    def close(self):
+    def __enter__(self):
+        self.running = [Background(self.publish), Background(self.follow), Background(self.read)]
+        return self
+
+    def __exit__(self, *_):
+        for each in self.running:
+            each.stopping.set()
+        self._follower.close()
         for each in self.transports:
             run(each.aclose())
 
@@ -184,10 +192,10 @@ class World:
             stderr=subprocess.PIPE,
         )
 
-    def move(self, number):
+    def move(self, number, *options):
         return self.tool(
             *("move-store", "-l", SELECTOR, "--to", f"file:///store-{number}/", "-o", "json"),
-            *("--rate", RATE, "--file-root", str(self.root)),
+            *("--rate", RATE, "--file-root", str(self.root), *options),
         )
 
 
@@ -204,7 +212,7 @@ def check_numbers(numbers, least):
 
 
 def until(is_so, what):
-    deadline = time.monotonic() + READY_S
+    deadline = time.monotonic() + WAIT_S
     while not is_so():
         assert time.monotonic() < deadline, f"not in time: {what}"
         time.sleep(0.1)
@@ -217,32 +225,37 @@ def create(world):
 
     def is_created():
         try:
-            return run(apply_journals(world.transports[0], request)).status == pb.OK
+            for each in world.transports:
+                run(apply_journals(each, request))
         except GazetteError:  # the brokers are starting
             return False
+        return True
 
     until(is_created, "the journals are created")
 
 
-def moved_under_kills(directory, kills):
-    with BrokerProcesses(directory, count=3) as cluster:
+def run_cluster(directory, kills):
+    with BrokerProcesses(directory, count=3, ttl_s=LEASE_S) as cluster:
         world = World(cluster)
         for number in range(STORES_MAX):
             (world.root / f"store-{number}").mkdir()
         create(world)
-        world.begin()
-        until(lambda: len(world.stored(url_of(0))) >= FRAGMENTS_BEFORE, "fragments are stored")
-        target, fell = moved_until_killed(world, kills)
-        print(f"{kills} kills at stores {dict(fell)}; {target} moves; {world.passes} passes")
-        check_moved(world, target)
-        passes = world.passes
-        until(lambda: world.check() or world.passes > passes + 1, "all is read again")
-        world.end()
-        for transport in world.transports:
-            with Reader(dict, SELECTOR, block=False, transport=transport) as reader:
-                numbers = [envelope.message["number"] for envelope in reader]
-            check_numbers(numbers, world.acknowledged)
-        world.close()
+        with world:
+            move_under_kills(world, kills)
+
+
+def move_under_kills(world, kills):
+    until(lambda: len(world.stored(url_of(0))) >= FRAGMENTS_BEFORE, "fragments are stored")
+    target, fell = moved_until_killed(world, kills)
+    print(f"{kills} kills at stores {dict(fell)}; {target} moves; {world.passes} passes")
+    check_moved(world, target)
+    passes = world.passes
+    until(lambda: world.check() or world.passes > passes + 1, "all is read again")
+    world.end()
+    for transport in world.transports:
+        with Reader(dict, SELECTOR, block=False, transport=transport) as reader:
+            numbers = [envelope.message["number"] for envelope in reader]
+        check_numbers(numbers, world.acknowledged)
 
 
 def moved_until_killed(world, kills):
@@ -252,10 +265,14 @@ def moved_until_killed(world, kills):
         the number of the last store, and which stores journals had at the kills.
     """
     target, fell = 1, Counter()
+    begun_at = time.monotonic()
+    world.move(target, "--dry-run").communicate(timeout=TOOL_TIMEOUT_S)
+    starts_in_s = time.monotonic() - begun_at
     while fell.total() < kills:
         tool = world.move(target)
         try:
-            _, errors = tool.communicate(timeout=world.chance.uniform(*KILL_AFTER_S))
+            kill_after_s = world.chance.uniform(starts_in_s / 2, starts_in_s + KILL_WITHIN_S)
+            _, errors = tool.communicate(timeout=kill_after_s)
         except subprocess.TimeoutExpired:
             fell.update([" or ".join(sorted(map("+".join, world.stores())))])
             tool.kill()
@@ -308,12 +325,12 @@ def url_of(number):
     return f"file:///store-{number}/"
 
 
-@pytest.mark.timeout(115)
+@pytest.mark.timeout(240)
 def test_a_move_that_is_killed_loses_nothing(tmp_path):
-    moved_under_kills(tmp_path, 3)
+    run_cluster(tmp_path, 3)
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_move_that_is_killed_ten_times_loses_nothing(tmp_path):
-    moved_under_kills(tmp_path, 10)
+    run_cluster(tmp_path, 10)
