@@ -17,7 +17,7 @@ from gazette_sdk import Publisher, Reader, connect
 from gazette_sdk.transport import loop as sdk_loop
 
 PARTITIONS = 4
-RATE = 200
+RATE = 100
 TIMEOUT_S = 60.0
 
 

@@ -36,7 +36,7 @@ from support.tools import start_tool
 
 CLIENT = Path(__file__).with_name("client_program.py")
 TIMEOUT_S = 60.0
-BETWEEN = 150
+BETWEEN = 80
 """Messages of each client that are acknowledged between two steps."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -13,6 +13,7 @@ from contextlib import aclosing
 import pytest
 
 from gazette_sdk import Reader, connect
+from gazette_sdk.cli import audit
 from gazette_sdk.cli.audit import AuditJournal
 from gazette_sdk.errors import UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -32,10 +33,9 @@ from support.views import KEY, call, token, until, viewed_cluster
 JOURNAL = "ops/audit"
 
 
-def audit_spec(content_type="application/x-ndjson"):
-    return journal_spec(
-        JOURNAL, stores=[STORE], refresh_interval_s=1, labels={"content-type": content_type}
-    )
+def audit_spec(content_type="application/x-ndjson", **changes):
+    labels = {"content-type": content_type}
+    return journal_spec(JOURNAL, stores=[STORE], refresh_interval_s=1, labels=labels, **changes)
 
 
 def signed(capability, subject):
@@ -181,6 +181,42 @@ def test_a_missing_journal_disturbs_no_call_and_gets_its_records_once_it_exists(
     assert len(said) == 2, "one line when it begins, and one when it has ended"
     assert f"the journal {JOURNAL} does not exist; create it" in said[0]
     assert "works again" in said[1]
+
+
+def test_a_journal_that_takes_no_appends_holds_up_neither_calls_nor_the_end(
+    etcd, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(audit, "LATE_S", 0.2)
+
+    async def scenario():
+        async with viewed_cluster(
+            etcd,
+            tmp_path,
+            ("a",),
+            audit_output=lambda zone: AuditJournal(JOURNAL, f"/test/{zone}"),
+            auth_keys=KEY,
+            audited="all",
+        ) as cluster:
+            [endpoint] = cluster.endpoints
+            await cluster.client.apply(audit_spec(replication=2))
+
+            async def health():
+                await refused(endpoint, "reader")
+                return (await checks(endpoint, token()))[1]["audit-journal"]
+
+            late = await until(health, lambda check: "no acknowledgement within" in check["detail"])
+            begun_s = time.monotonic()
+            await cluster.client.apply(audit_spec(), expect=-1)
+            found = await recorded(endpoint, 1)
+            await cluster.client.apply(audit_spec(replication=2), expect=-1)
+            await refused(endpoint, "last")
+        return late, found, time.monotonic() - begun_s
+
+    with caplog.at_level(logging.WARNING):
+        late, found, took_s = run(scenario(), timeout_s=60)
+    assert not late["ok"]
+    assert summary(found[0]) == ("/test/a", "refused", "List", "", "reader", 0)
+    assert took_s < 30
 
 
 def test_a_broker_takes_the_option_and_writes_what_its_log_has(etcd, tmp_path):
