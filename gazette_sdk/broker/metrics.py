@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter
 
-from gazette_sdk.meters import PlainHistogram, PlainMetric, Tally
+from gazette_sdk.meters import PlainHistogram, PlainMetric, ReadMetric, Tally
 from gazette_sdk.protocol.rules import RPCS_BY_NAME
 from gazette_sdk.server.metrics import meters_of
 
@@ -88,6 +88,11 @@ TOPIC_APPEND_BYTES = PlainMetric(
 AUDIT_DROPPED = Tally(
     "gazette_audit_dropped_records",
     "Audit records that are in the log only: the audit journal did not take them in time.",
+)
+AUDIT_FAILING_SECONDS = ReadMetric(
+    "gazette_audit_journal_failing_seconds",
+    "Time for which the audit journal has taken no record that waits for it; 0 if it works.",
+    combine=max,
 )
 
 

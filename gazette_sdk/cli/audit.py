@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from gazette_sdk.broker.metrics import AUDIT_DROPPED
+from gazette_sdk.broker.metrics import AUDIT_DROPPED, AUDIT_FAILING_SECONDS
 from gazette_sdk.errors import GazetteError, JournalNotFoundError, MappingError
 from gazette_sdk.framing.base import JsonLines
 from gazette_sdk.message.mapping import direct
@@ -88,6 +88,8 @@ class AuditJournal:
         self._is_full = False
         self._is_closing = False
         self._problem = ""
+        self._failing_since_s: float | None = None
+        self._shown: Callable[[], None] | None = None
         self._attempts = 0  # failures in a row
         self._outage = Outage(_log, f"write of audit records to the journal {journal}")
         self._transport: Transport | None = None
@@ -96,6 +98,7 @@ class AuditJournal:
     def begin(self, transport: Transport) -> None:
         """Begin to write records; see :class:`~gazette_sdk.broker.api.served.AuditOutput`."""
         self._transport = transport
+        self._shown = AUDIT_FAILING_SECONDS.add(lambda: {(): self._failing_s()})
         self._task = asyncio.create_task(self._run(transport), name="audit journal")
 
     def put(self, event: AuditEvent | None, count: int) -> None:
@@ -140,6 +143,8 @@ class AuditJournal:
             await asyncio.wait([self._task], timeout=timeout_s)
             self._task.cancel()
             await asyncio.wait([self._task])
+        if self._shown is not None:
+            self._shown()
         if self._transport is not None:
             await self._transport.aclose()
         if self._waiting:
@@ -209,7 +214,7 @@ class AuditJournal:
                 if failed:
                     return False
                 if records:
-                    self._problem, self._attempts = "", 0
+                    self._problem, self._attempts, self._failing_since_s = "", 0, None
                     self._outage.ended()
                 if not self._waiting and not self._is_closing:
                     await self._woken.wait()
@@ -247,8 +252,13 @@ class AuditJournal:
                 raise error
         return failed
 
+    def _failing_s(self) -> float:
+        since_s = self._failing_since_s
+        return 0.0 if since_s is None or not self._waiting else time.monotonic() - since_s
+
     def _failed(self, problem: str) -> None:
         self._problem = problem
+        self._failing_since_s = self._failing_since_s or time.monotonic()
         self._outage.failed(f"{problem}; the log has the records")
 
     async def _fault(self) -> str:

@@ -450,6 +450,15 @@ def _open_files(facts: Facts) -> Iterator[str]:
             )
 
 
+def _audit_journal(facts: Facts) -> Iterator[str]:
+    for each in facts.processes:
+        if each.audit_failing_s > 0:
+            since = format_duration(round(each.audit_failing_s) * SECOND_NS)
+            yield f"The audit journal of {each.name} has taken no records for {since}."
+        if each.audit_dropped > 0:
+            yield f"{each.audit_dropped:.0f} audit records are in the log of {each.name} only."
+
+
 def _name(member: clpb.Member) -> str:
     return f"{member.id.zone}/{member.id.suffix}"
 
@@ -721,6 +730,15 @@ CHECKS: tuple[Check, ...] = (
         "connections and appends fail at the limit",
         "ulimit -n 65536, or LimitNOFILE=65536 of systemd",
         _open_files,
+    ),
+    Check(
+        "audit-journal",
+        Source.METRICS,
+        Status.WARNING,
+        "Audit journals take all records of brokers",
+        "they are in logs alone, whose retention may be shorter",
+        "curl --silent http://BROKER/debug/health",
+        _audit_journal,
     ),
     Check(
         "listed-replicas",

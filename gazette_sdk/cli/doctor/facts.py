@@ -132,11 +132,15 @@ class ProcessFacts:
         name: the member, as ``zone/id``.
         open_files: files that it has open.
         open_files_max: its limit of them.
+        audit_failing_s: time for which its audit journal has taken no records that wait for it.
+        audit_dropped: audit records that did not get into its audit journal.
     """
 
     name: str
     open_files: float
     open_files_max: float
+    audit_failing_s: float = 0.0
+    audit_dropped: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -238,6 +238,8 @@ async def _metrics(place: Place, facts: Facts) -> None:
                     name=name,
                     open_files=found["process_open_fds"],
                     open_files_max=found["process_max_fds"],
+                    audit_failing_s=found.get("gazette_audit_journal_failing_seconds", 0.0),
+                    audit_dropped=found.get("gazette_audit_dropped_records_total", 0.0),
                 )
             )
 

@@ -13,6 +13,7 @@ from contextlib import aclosing
 import pytest
 
 from gazette_sdk import Reader, connect
+from gazette_sdk.broker.metrics import AUDIT_FAILING_SECONDS
 from gazette_sdk.cli import audit
 from gazette_sdk.cli.audit import AuditJournal
 from gazette_sdk.errors import UnauthenticatedError
@@ -157,6 +158,7 @@ def test_a_missing_journal_disturbs_no_call_and_gets_its_records_once_it_exists(
             authorization = token()
             status, missing = await checks(endpoint, authorization)
             assert status == 503
+            assert AUDIT_FAILING_SECONDS.collect()[0].samples[0].value > 0
             await cluster.client.apply(audit_spec("text/csv"))
             _, csv = await checks(endpoint, authorization)
             response = await cluster.client.delete(JOURNAL)
@@ -168,6 +170,7 @@ def test_a_missing_journal_disturbs_no_call_and_gets_its_records_once_it_exists(
                 return await checks(endpoint, authorization)
 
             await until(health, lambda answer: answer[1]["audit-journal"]["ok"])
+            assert AUDIT_FAILING_SECONDS.collect()[0].samples[0].value == 0
             return missing, csv, found
 
     with caplog.at_level(logging.WARNING):

@@ -217,6 +217,28 @@ PLANTED = [
         {"processes": [ProcessFacts(name="a/broker", open_files=900, open_files_max=1024)]},
     ),
     (
+        "audit-journal",
+        W,
+        "The audit journal of a/broker has taken no records for 5m0s.",
+        {
+            "processes": [
+                ProcessFacts(
+                    name="a/broker", open_files=1, open_files_max=1024, audit_failing_s=300.2
+                )
+            ]
+        },
+    ),
+    (
+        "audit-journal",
+        W,
+        "7 audit records are in the log of a/broker only.",
+        {
+            "processes": [
+                ProcessFacts(name="a/broker", open_files=1, open_files_max=1024, audit_dropped=7)
+            ]
+        },
+    ),
+    (
         "content-type",
         W,
         "has no label content-type",
