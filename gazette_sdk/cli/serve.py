@@ -213,6 +213,7 @@ async def run(invocation: Invocation) -> None:
             has_console=settings.console == "on",
             content=content,
             audit_output=_audit_journal(settings, etcd),
+            drain=stop.drain,
         )
         reloading = asyncio.create_task(_reloaded_files(broker, given).run())
         try:

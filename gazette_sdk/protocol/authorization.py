@@ -133,7 +133,9 @@ def _claims_to_call(request: Message) -> RequestedClaims:
 
 
 def _claims_to_view(request: Message) -> RequestedClaims:
-    """Return the claims for a call that shows a cluster."""
+    """Return the claims for a call about a cluster as a whole."""
+    if isinstance(request, clpb.DrainRequest):
+        return RequestedClaims(Capability.APPLY, pb.LabelSelector(), _MINUTE_S)
     if isinstance(request, clpb.JournalsPageRequest | clpb.ShardsPageRequest):
         return RequestedClaims(Capability.LIST | Capability.READ, request.selector, _MINUTE_S)
     capability = Capability.READ if isinstance(request, clpb.HeadsRequest) else Capability.LIST

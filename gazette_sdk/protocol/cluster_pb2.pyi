@@ -258,6 +258,22 @@ class MembersResponse(_message.Message):
     members: _containers.RepeatedCompositeFieldContainer[Member]
     def __init__(self, header: _Optional[_Union[_broker_pb2.Header, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
+class DrainRequest(_message.Message):
+    __slots__ = ("id", "started_us")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    STARTED_US_FIELD_NUMBER: _ClassVar[int]
+    id: _broker_pb2.ProcessSpec.ID
+    started_us: int
+    def __init__(self, id: _Optional[_Union[_broker_pb2.ProcessSpec.ID, _Mapping]] = ..., started_us: _Optional[int] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ("header", "replicas")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    header: _broker_pb2.Header
+    replicas: int
+    def __init__(self, header: _Optional[_Union[_broker_pb2.Header, _Mapping]] = ..., replicas: _Optional[int] = ...) -> None: ...
+
 class ReportRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

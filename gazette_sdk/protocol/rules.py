@@ -771,7 +771,16 @@ SHARD_RPCS = tuple(
 STATE_RPC = Rpc("Read", 0, cpb.StateRequest, cpb.StateResponse, service="consumer.ShardState")
 """Call that shows the state of a shard."""
 
-JOURNALS_PAGE_RPC, HEADS_RPC, MEMBERS_RPC, REPORT_RPC, EVENTS_RPC, SHARDS_PAGE_RPC, SCALE_RPC = (
+(
+    JOURNALS_PAGE_RPC,
+    HEADS_RPC,
+    MEMBERS_RPC,
+    REPORT_RPC,
+    EVENTS_RPC,
+    DRAIN_RPC,
+    SHARDS_PAGE_RPC,
+    SCALE_RPC,
+) = (
     Rpc(
         name,
         0,
@@ -786,11 +795,13 @@ JOURNALS_PAGE_RPC, HEADS_RPC, MEMBERS_RPC, REPORT_RPC, EVENTS_RPC, SHARDS_PAGE_R
         ("Cluster", "Members", "MembersRequest", "MembersResponse"),
         ("Cluster", "Report", "ReportRequest", "ReportResponse"),
         ("Cluster", "Events", "EventsRequest", "Event"),
+        ("Cluster", "Drain", "DrainRequest", "DrainResponse"),
         ("Shards", "Page", "ShardsPageRequest", "ShardsPageResponse"),
         ("Shards", "Scale", "ScaleRequest", "ScaleResponse"),
     )
 )
-"""Calls that show a cluster as a whole, of brokers and consumers of this SDK alone."""
+"""Calls that show a cluster as a whole, and one that drains a broker. Brokers and consumers of this
+SDK alone have them."""
 
 SHARD_RPCS_BY_NAME = {rpc.name: rpc for rpc in SHARD_RPCS}
 
@@ -798,7 +809,7 @@ RPCS_BY_REQUEST = {
     rpc.request_type: rpc
     for rpc in (
         *(*RPCS, *SHARD_RPCS, STATE_RPC, JOURNALS_PAGE_RPC, HEADS_RPC, MEMBERS_RPC, REPORT_RPC),
-        *(EVENTS_RPC, SHARDS_PAGE_RPC, SCALE_RPC),
+        *(EVENTS_RPC, DRAIN_RPC, SHARDS_PAGE_RPC, SCALE_RPC),
     )
 }
 """Every call, by the class of its requests."""

@@ -1,8 +1,8 @@
 """Server: a public port and all protocols on it.
 
-:class:`StopSignal`: SIGTERM and SIGINT ask a server to drain and exit, SIGQUIT to exit without a
-drain. The first one wakes the waiters. Later ones of the first two do nothing: a drain continues
-(cli section 3.1). SIGQUIT ends a drain, too.
+:class:`StopSignal`: SIGTERM and SIGINT ask a server to drain and exit, as a call over its port may
+do, and SIGQUIT to exit without a drain. The first one wakes the waiters. Later ones of the first
+two do nothing: a drain continues (cli section 3.1). SIGQUIT ends a drain, too.
 
 Keys and certificates are files that a running server reads again (:class:`ReloadedFiles`). A file
 is read again when its time of modification, its size or its inode has changed, which is checked
@@ -103,9 +103,14 @@ class StopSignal:
             _log.info("caught signal", extra={"signal": number.name})
             self._caught.set_result(number)
 
+    def drain(self) -> None:
+        """Ask the process to drain and end, as SIGTERM does."""
+        if not self._caught.done():
+            self._caught.set_result(signal.SIGTERM)
+
     @property
     def caught(self) -> bool:
-        """True after the first signal."""
+        """True after the first signal, or a call of :meth:`drain`."""
         return self._caught.done()
 
     @property

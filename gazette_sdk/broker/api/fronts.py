@@ -451,7 +451,7 @@ def _guarded_method(method: Method, guard: GuardedJournals) -> Method:
     return replace(method, serve=serve_stream if method.rpc.server_streams else serve_one)
 
 
-_WRITES = frozenset({"Append", "Apply"})
+_WRITES = frozenset({"Append", "Apply", "Drain"})
 
 
 class _Record:

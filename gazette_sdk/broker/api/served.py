@@ -32,7 +32,7 @@ from gazette_sdk.errors import UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability
 from gazette_sdk.protocol.labels import matches_journal, rewrite_prefix
-from gazette_sdk.protocol.rules import MEMBERS_RPC, REPORT_RPC
+from gazette_sdk.protocol.rules import DRAIN_RPC, MEMBERS_RPC, REPORT_RPC
 from gazette_sdk.retries import run_together
 from gazette_sdk.server.authorization import AuditEvent, AuditLog
 from gazette_sdk.server.grpc_server import Method
@@ -84,6 +84,8 @@ class ServedBroker:
         has_console: serve the web console at ``/console/``.
         content: masks and message types of the console.
         audit_output: gets the records of the audit logs, too.
+        drain: has the process drain and end, as SIGTERM does, when a caller asks for it; None if
+            the broker is part of a program.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class ServedBroker:
         has_console: bool = True,
         content: ConsoleContent | None = None,
         audit_output: AuditOutput | None = None,
+        drain: Callable[[], None] | None = None,
     ) -> None:
         self.server = server
         self.endpoint = server.bind()
@@ -109,6 +112,7 @@ class ServedBroker:
         self._content = content
         self._audit_output = audit_output
         self._audit_logs: list[AuditLog] = [server.debug_pages.audit]
+        self._drain = drain
         self._guard: GuardedJournals | None = None
         self._members: ClusterMembers | None = None
         self._health: BrokerHealth | None = None
@@ -152,7 +156,7 @@ class ServedBroker:
         note_refusal = self._guard.note_refusal if self._guard is not None else None
         carried = self.broker.carried
         self.server.lag.counters = lambda: (carried.appended, carried.read)
-        members = self._members = ClusterMembers(self.broker, self.server.lag)
+        members = self._members = ClusterMembers(self.broker, self.server.lag, self._drain)
         report = ClusterReport(self.broker, members)
         own = self._health = BrokerHealth(self.broker, members)
         own.begin()
@@ -172,6 +176,7 @@ class ServedBroker:
                 *self.broker.views.methods(),
                 Method(MEMBERS_RPC, members.answer),
                 Method(REPORT_RPC, report.answer),
+                Method(DRAIN_RPC, members.drain),
             ],
             self._guard,
         )

@@ -15,6 +15,7 @@ from gazette_sdk.broker.views.page import JournalPages
 from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol.authorization import Capability
 from gazette_sdk.protocol.rules import (
+    DRAIN_RPC,
     EVENTS_RPC,
     HEADS_RPC,
     JOURNALS_PAGE_RPC,
@@ -84,9 +85,9 @@ class ClusterViews:
 
 
 def cluster_json_methods(methods: Iterable[Method]) -> Mapping[str, JsonStream | JsonUnary]:
-    """Return the calls that show a cluster, of the methods that a broker serves.
+    """Return the calls about a cluster, of the methods that a broker serves.
 
-    Those that need no more than scalars may be made by GET, too.
+    Those that change nothing may be made by GET, too.
     """
     served = {method.rpc: method.serve for method in methods}
     listed = Capability.LIST
@@ -110,5 +111,9 @@ def cluster_json_methods(methods: Iterable[Method]) -> Mapping[str, JsonStream |
     if EVENTS_RPC in served:
         calls["/v1/cluster/events"] = JsonStream(
             listed, EVENTS_RPC.request_type, served[EVENTS_RPC], allows_get=True
+        )
+    if DRAIN_RPC in served:
+        calls["/v1/cluster/drain"] = JsonUnary(
+            Capability.APPLY, DRAIN_RPC.request_type, served[DRAIN_RPC]
         )
     return calls

@@ -6,27 +6,30 @@ implementations have no such call, and are listed with what Etcd says.
 
 Consumers are found by their member keys in Etcd (:class:`ConsumerDirectory`), or at addresses that
 are configured.
+
+A broker is drained by a call of its own, which does what SIGTERM does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from google.protobuf.message import Message
 
 from gazette_sdk.broker.process import Broker
 from gazette_sdk.broker.views.problems import BROKER, MemberFacts
 from gazette_sdk.cluster.consumer_keys import ConsumerDirectory
-from gazette_sdk.errors import UnauthenticatedError
+from gazette_sdk.errors import CallError, UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Capability, Claims
-from gazette_sdk.protocol.rules import MEMBERS_RPC, SHARD_RPCS_BY_NAME, Rpc
+from gazette_sdk.protocol.rules import DRAIN_RPC, MEMBERS_RPC, SHARD_RPCS_BY_NAME, Rpc
 from gazette_sdk.server.authorization import Call
 from gazette_sdk.server.members import LoopLag, ProcessView, verify_view
 from gazette_sdk.transport.loop import LoopSlices
@@ -35,6 +38,8 @@ from gazette_sdk.transport.wire import Tls
 
 SHARDS_TIMEOUT_S = 2.0
 """Time limit of a call of an application about its shards."""
+
+_log = logging.getLogger(__name__)
 
 Processes = Mapping[str, Sequence[cpb.ConsumerSpec]]
 """Processes by the names of their applications."""
@@ -53,13 +58,17 @@ class ClusterMembers:
     Args:
         broker: the broker, which has started.
         lag: lag of its event loop, with the rates of its appended and read bytes.
+        drain: has this process drain and end, as SIGTERM does; None if it is part of a program.
     """
 
-    def __init__(self, broker: Broker, lag: LoopLag) -> None:
+    def __init__(
+        self, broker: Broker, lag: LoopLag, drain: Callable[[], None] | None = None
+    ) -> None:
         config = broker.config
         self._broker = broker
         self._keyspace = broker.keyspace
         self._lag = lag
+        self._drain = drain
         self._id = pb.ProcessSpec.ID(zone=config.zone, suffix=config.suffix)
         self._process = ProcessView(BROKER, broker.member, broker.authority, lag)
         self._directory = ConsumerDirectory(broker.etcd, config.consumers_prefix)
@@ -92,6 +101,68 @@ class ClusterMembers:
             )
             response.members.extend(each.member for each in found)
         return response
+
+    async def drain(self, request: clpb.DrainRequest, call: Call) -> clpb.DrainResponse:
+        """Have a broker drain and end, as SIGTERM does: this one, or another one by its own call.
+
+        The answer comes at once: the broker's journals move to others after it.
+
+        Raises:
+            UnauthenticatedError: the token lacks APPLY, or has a selector.
+            CallError: there is no such broker, its process has started since, or it cannot be
+                asked.
+        """
+        broker = self._broker
+        claims = broker.authority.verify(call.authorization, Capability.APPLY, time.time())
+        if not claims.allows_every_journal:
+            raise UnauthenticatedError(
+                "this call ends a broker: use a token with the capability APPLY and without a "
+                "selector"
+            )
+        if request.HasField("id") and request.id != self._id:
+            return await self._drain_other(request, call)
+        name = f"{self._id.zone}/{self._id.suffix}"
+        if request.started_us not in {0, self._lag.started_us}:
+            raise CallError(
+                f"{name} has started again since: it is not the process that is meant",
+                code="ABORTED",
+            )
+        if self._drain is None:
+            raise CallError(
+                f"{name} is part of another program, and ends with it: end that program",
+                code="FAILED_PRECONDITION",
+            )
+        subject, _ = broker.authority.identity(call.authorization)
+        _log.info("asked to drain", extra={"peer": call.peer, "subject": subject})
+        self._drain()
+        held = self._keyspace.local_assignments(self._id.zone, self._id.suffix)
+        return clpb.DrainResponse(header=broker.listing.header(), replicas=len(held))
+
+    async def _drain_other(self, request: clpb.DrainRequest, call: Call) -> clpb.DrainResponse:
+        """Ask another broker to drain.
+
+        Raises:
+            CallError: there is no such broker, or it has no such call.
+            GazetteError: it did not accept.
+        """
+        name = f"{request.id.zone}/{request.id.suffix}"
+        endpoint = self._keyspace.endpoint(request.id.zone, request.id.suffix)
+        if endpoint is None:
+            raise CallError(
+                f"there is no broker {name}: `gazctl brokers list` has all", code="NOT_FOUND"
+            )
+        process = pb.ProcessSpec(id=request.id, endpoint=endpoint)
+        [answer] = await self._broker.member_calls.ask(DRAIN_RPC, [(process, request)], call)
+        if isinstance(answer.response, clpb.DrainResponse):
+            return answer.response
+        if answer.has_no_such_call:
+            raise CallError(
+                f"{name} cannot be asked to drain: it is of an older version, or of another "
+                "implementation; end its process with SIGTERM",
+                code="FAILED_PRECONDITION",
+            )
+        assert answer.error is not None
+        raise answer.error
 
     async def find(self, zone: str, suffix: str) -> str | None:
         """Return the endpoint of a member of Etcd, a broker or else a process of an application.

@@ -22,7 +22,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol.authorization import Authority, Capability
 from gazette_sdk.protocol.labels import label_set
-from gazette_sdk.protocol.rules import MEMBERS_RPC, REPORT_RPC
+from gazette_sdk.protocol.rules import DRAIN_RPC, MEMBERS_RPC, REPORT_RPC
 from gazette_sdk.server.process import Server
 from gazette_sdk.shard import EmbeddedConsumer
 from gazette_sdk.transport.grpc import GrpcWire
@@ -71,6 +71,14 @@ def status_of(url, token=None):
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
     return 200, ""
+
+
+def refused(url, body, token=None):
+    try:
+        get(url, token, json.dumps(body).encode())
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    pytest.fail(f"{url} was answered")
 
 
 def until(condition):
@@ -288,6 +296,47 @@ def test_members_and_report_need_list_without_a_selector(guarded):
     assert status_of(at)[0] == 401
     assert status_of(at, signed(Capability.READ))[0] == 401, "the other broker refuses it"
     assert status_of(at, listing)[0] == 200
+
+
+def test_a_drain_needs_apply_without_a_selector_and_names_its_broker(guarded):
+    """Brokers of a program do not end by themselves; they only say so once all else is right."""
+    cluster, _ = guarded
+    url, apply = f"{cluster.address}/v1/cluster/drain", signed(Capability.APPLY)
+    members = get(f"{cluster.address}/v1/cluster/members", signed(BOTH))["members"]
+    for token in (None, signed(BOTH), signed(Capability.APPLY, topic="rides")):
+        assert refused(url, {}, token)[0] == 401
+        for each in members:
+            assert refused(url, {"id": each["id"]}, token)[0] == 401
+    assert status_of(url, apply)[0] == 501, "a GET changes nothing"
+    for each in members:
+        code, text = refused(url, {"id": each["id"]}, apply)
+        assert code == 400
+        assert f"{each['id']['suffix']} is part of another program" in text
+        at = f"{cluster.address}/v1/at/local/{each['id']['suffix']}/cluster/drain"
+        assert "is part of another program" in refused(at, {}, apply)[1]
+        code, text = refused(url, {"id": each["id"], "startedUs": 1}, apply)
+        assert code == 409
+        assert "has started again since" in text
+    code, text = refused(url, {"id": {"zone": "local", "suffix": "nobody-1"}}, apply)
+    assert code == 404
+    assert "there is no broker local/nobody-1" in text
+    with pytest.raises(CallError) as error:
+        call(cluster.address, DRAIN_RPC, clpb.DrainRequest(), apply)
+    assert error.value.code == "FAILED_PRECONDITION"
+
+
+def test_a_broker_of_another_implementation_is_drained_by_a_signal_alone(gazette_cluster):
+    cluster = gazette_cluster(1)
+    server = Server(host="127.0.0.1")
+    endpoint = run(server.start(), TIMEOUT_S)
+    try:
+        put_broker(cluster, "foreign-1", endpoint)
+        url = f"{cluster.address}/v1/cluster/drain"
+        body = {"id": {"zone": "local", "suffix": "foreign-1"}}
+        text = until(lambda: (said := refused(url, body)[1]) and "SIGTERM" in said and said)
+        assert "local/foreign-1 cannot be asked to drain" in text
+    finally:
+        run(server.stop(0), TIMEOUT_S)
 
 
 def test_consumers_check_the_token_themselves(guarded):

@@ -26,6 +26,7 @@ from gazette_sdk.protocol.authorization import (
 )
 from gazette_sdk.protocol.labels import format_selector, journal_selector, parse_selector
 from gazette_sdk.protocol.rules import (
+    DRAIN_RPC,
     EVENTS_RPC,
     HEADS_RPC,
     JOURNALS_PAGE_RPC,
@@ -305,6 +306,7 @@ def test_every_call_can_be_signed_for():
         MEMBERS_RPC,
         REPORT_RPC,
         EVENTS_RPC,
+        DRAIN_RPC,
         SHARDS_PAGE_RPC,
         SCALE_RPC,
     ]
@@ -321,6 +323,12 @@ def test_a_page_is_asked_for_with_the_selector_of_its_request():
     assert format_selector(wanted.selector) == "topic=orders"
     assert claims_for(clpb.HeadsRequest()).capability == Capability.READ
     assert claims_for(clpb.EventsRequest()).capability == Capability.LIST
+
+
+def test_a_drain_is_asked_for_with_the_right_to_change_everything():
+    wanted = claims_for(clpb.DrainRequest())
+    assert (wanted.capability, wanted.ttl_s) == (Capability.APPLY, 60)
+    assert format_selector(wanted.selector) == ""
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,11 @@
+import asyncio
 import signal
 import subprocess
 import sys
 
 import pytest
+
+from gazette_sdk.server.process import StopSignal
 
 PROGRAM = """
 import asyncio
@@ -39,3 +42,15 @@ def test_the_first_signal_is_returned_and_later_ones_are_ignored(first):
         rest, _ = process.communicate("", timeout=20)
         assert rest == "goodbye\n"
         assert process.returncode == 0
+
+
+def test_a_call_drains_as_the_signal_does():
+    async def scenario():
+        with StopSignal() as stop:
+            waiting = asyncio.ensure_future(stop.wait())
+            await asyncio.sleep(0)
+            stop.drain()
+            stop.drain()
+            return await waiting, stop.caught, stop.quits
+
+    assert asyncio.run(scenario()) == (signal.SIGTERM, True, False)
