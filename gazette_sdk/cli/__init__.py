@@ -26,6 +26,7 @@ In reading order:
 - ``journals``: The commands of ``gazctl journals`` (cli section 5).
 - ``spark``: ``gazette spark``: pipelines of :mod:`gazette_spark.pipelines` on any Spark cluster.
 - ``allocator``: The commands of ``gazette allocator``.
+- ``drain``: ``gazctl brokers drain``: brokers that drain and start again, one after the other.
 - ``capacity``: ``gazette capacity``: the size of a cluster for a load, on paper.
 - ``run_consumer``: ``gazette run-consumer``: a process that runs shards of an application (shard
   section 13).

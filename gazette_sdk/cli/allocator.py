@@ -122,12 +122,12 @@ def _sentences(simulation: Simulation, *, is_verbose: bool) -> Iterator[str]:
     if simulation.pending:
         moves = sum(each.added for each in simulation.pending)
         yield (
-            f"Without the change: {_count(len(simulation.pending), 'journal')} would change, and "
-            f"{_count(moves, 'replica')} would move. This is taken as done before."
+            f"Without the change: {counted(len(simulation.pending), 'journal')} would change, and "
+            f"{counted(moves, 'replica')} would move. This is taken as done before."
         )
     yield (
-        f"{_count(simulation.moves, 'replica')} would move (at least "
-        f"{simulation.moves_min} must), and {_count(simulation.primaries_changed, 'journal')} "
+        f"{counted(simulation.moves, 'replica')} would move (at least "
+        f"{simulation.moves_min} must), and {counted(simulation.primaries_changed, 'journal')} "
         "would get another primary."
     )
     for reason, group in itertools.groupby(
@@ -136,17 +136,17 @@ def _sentences(simulation: Simulation, *, is_verbose: bool) -> Iterator[str]:
     ):
         yield _unplaced(reason, list(group), is_verbose=is_verbose)
     if simulation.single_zone:
-        named = _some(simulation.single_zone, is_verbose=is_verbose)
+        named = some_names(simulation.single_zone, is_verbose=is_verbose)
         zones = {each.id.zone for each in simulation.members if each.after and each.limit}
         why = "there is no other" if len(zones) < 2 else "the others have no room"
         yield (
-            f"{_count(len(simulation.single_zone), 'journal')} would have all replicas in one "
+            f"{counted(len(simulation.single_zone), 'journal')} would have all replicas in one "
             f"zone ({why}): {named}"
         )
     held = {each.id: each.after.replicas for each in simulation.members if each.after}
     for member in simulation.staying:
         yield (
-            f"{member} would not leave: without it, {_count(held[member], 'replica')} would have "
+            f"{member} would not leave: without it, {counted(held[member], 'replica')} would have "
             "no place."
         )
     if not simulation.is_settled:
@@ -155,20 +155,27 @@ def _sentences(simulation: Simulation, *, is_verbose: bool) -> Iterator[str]:
 
 def _unplaced(reason: str, group: Sequence[Unplaced], *, is_verbose: bool) -> str:
     missing = sum(each.missing for each in group)
-    named = _some([each.name for each in group], is_verbose=is_verbose)
+    named = some_names([each.name for each in group], is_verbose=is_verbose)
     return (
-        f"{_count(missing, 'replica')} of {_count(len(group), 'journal')} would have no place "
+        f"{counted(missing, 'replica')} of {counted(len(group), 'journal')} would have no place "
         f"({reason}): {named}"
     )
 
 
-def _some(names: Sequence[str], *, is_verbose: bool) -> str:
+def some_names(names: Sequence[str], *, is_verbose: bool = False) -> str:
+    """Return names for a sentence: the first few, and the number of the rest.
+
+    Args:
+        names: all names.
+        is_verbose: True to list all of them.
+    """
     shown = names if is_verbose else names[:NAMES_MAX]
     rest = len(names) - len(shown)
     return ", ".join(shown) + (f" and {rest} more" if rest else "")
 
 
-def _count(number: int, what: str) -> str:
+def counted(number: int, what: str) -> str:
+    """Return a number with its noun, such as ``3 replicas``."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 

@@ -179,14 +179,24 @@ def open_broker(
     )
 
 
-async def call_cluster(invocation: Invocation, rpc: Rpc, request: Message, timeout_s: float) -> Any:
+async def call_cluster(
+    invocation: Invocation,
+    rpc: Rpc,
+    request: Message,
+    timeout_s: float,
+    *,
+    address: str = "",
+    rights: int | None = None,
+) -> Any:
     """Return the answer of a broker about the cluster as a whole.
 
     Args:
         invocation: the call of the command.
-        rpc: a call of one response. Its token has the capabilities LIST and READ.
+        rpc: a call of one response.
         request: the request.
         timeout_s: longest time of the call.
+        address: address of the broker; by default that of the options.
+        rights: capabilities of a token that is signed for it; by default LIST and READ.
 
     Raises:
         CallError: there is none; the code is UNIMPLEMENTED for brokers of other implementations.
@@ -204,8 +214,9 @@ async def call_cluster(invocation: Invocation, rpc: Rpc, request: Message, timeo
     )
 
     options = invocation.settings(BROKER_CLIENT)
-    address = check_address(options.address, "with --broker.address or in GAZETTE_ADDRESS")
-    rights = Capability.LIST | Capability.READ
+    given = check_address(options.address, "with --broker.address or in GAZETTE_ADDRESS")
+    address = address or given
+    rights = Capability.LIST | Capability.READ if rights is None else rights
     authorizer = options.authorizer()
     token = None
     if authorizer is not None:

@@ -22,6 +22,7 @@ from gazette_sdk.cli.settings import (
     BACKUP_ETCD,
     CHECK_KEYS,
     CREATE_TOKEN,
+    DRAIN,
     LIST_BROKERS,
     PRINT_CONFIG,
     REPORT,
@@ -81,6 +82,40 @@ _BROKERS = Command(
         ("gazctl brokers list", "all brokers of the cluster"),
         ("gazctl brokers list -o json", "with keys, clocks and rates, for scripts"),
     ),
+)
+
+_DRAIN = Command(
+    "brokers drain",
+    "Drain brokers and wait for their next start, one after the other: a rolling upgrade",
+    "gazette_sdk.cli.drain:run",
+    (DRAIN,),
+    details=(
+        "A broker that is asked to drain does what SIGTERM does: other brokers take its journals "
+        "over, it stores what only it has, and its process ends with status 0. What supervises the "
+        "process must start it again also after that status, as systemd does with Restart=always. "
+        "It then runs the version that is installed by then.\n\n"
+        "Nothing is drained if the others lack room: before, the allocator's simulation finds a "
+        "place for each replica of each broker, and other zones for the journals that have several "
+        "now. Journals whose replicas are not in sync are waited for first.\n\n"
+        "The command keeps no state. A broker drains further if the command is ended, and a second "
+        "one begins with it. Brokers that are done are passed over with --to-version or "
+        "--started-before. Exit status 124 says that --wait-timeout was reached.\n\n"
+        "It needs a token without a selector that may LIST and APPLY. Brokers of other "
+        "implementations, and of versions without this call, are drained by SIGTERM alone."
+    ),
+    examples=(
+        ("gazctl brokers drain --one-by-one --wait --dry-run", "which brokers, and is there room"),
+        (
+            "gazctl brokers drain --one-by-one --wait --to-version 0.2.0",
+            "to the version that is installed on all hosts; run again, it continues",
+        ),
+        (
+            "gazctl brokers drain --one-by-one --wait --started-before 2026-01-31T12:00:00Z",
+            "after a change of options; brokers that have started since are done",
+        ),
+        ("gazctl brokers drain --broker a/broker-1 --wait", "one broker"),
+    ),
+    in_doubt="a broker that was asked drains further; run the command again to continue",
 )
 
 _REPORT = Command(
@@ -290,6 +325,7 @@ GAZCTL = Program(
         *CONSUMERS,
         *TOPICS,
         _BROKERS,
+        _DRAIN,
         _REPORT,
         CONSOLE,
         *_TOKENS,

@@ -164,6 +164,79 @@ class ClusterFormatSettings(Settings):
     )
 
 
+MaxReplication = Annotated[
+    int,
+    Option("MaxReplication", "The brokers' --broker.max-replication", in_ini=False),
+    Field(ge=1),
+]
+"""Cap of every journal's replication, which brokers alone know."""
+
+
+class DrainSettings(Settings):
+    """Options of ``brokers drain``."""
+
+    broker: Annotated[
+        tuple[str, ...],
+        Option(
+            "Broker",
+            "Broker ZONE/ID to drain; repeatable, in this order; by default all of them, by zone "
+            "and id",
+            in_ini=False,
+        ),
+    ] = ()
+    one_by_one: Annotated[
+        bool,
+        Option(
+            "OneByOne",
+            "Drain one after the other, each when the one before is back; needs --wait",
+            in_ini=False,
+        ),
+    ] = False
+    wait: Annotated[
+        bool,
+        Option(
+            "Wait",
+            "Wait until the broker has left, has started again and serves, and all journals have "
+            "their replicas in sync",
+            in_ini=False,
+        ),
+    ] = False
+    wait_timeout_s: Annotated[
+        Seconds, Option("WaitTimeout", "Longest wait for one broker", in_ini=False), Field(gt=0)
+    ] = 1800.0
+    to_version: Annotated[
+        str,
+        Option(
+            "ToVersion",
+            "Version of the package that brokers should run: those that do are passed over, and "
+            "one that is back with another version is an error",
+            in_ini=False,
+        ),
+    ] = ""
+    started_before: Annotated[
+        str,
+        Option(
+            "StartedBefore",
+            "Time such as 2026-01-31T12:00:00Z, or 2h for two hours ago: brokers that have started "
+            "since are passed over",
+            in_ini=False,
+        ),
+    ] = ""
+    allow_single_zone: Annotated[
+        bool,
+        Option(
+            "AllowSingleZone",
+            "Drain also where journals have all replicas in one zone until the broker is back",
+            in_ini=False,
+        ),
+    ] = False
+    max_replication: MaxReplication = DEFAULT_MAX_REPLICATION
+    dry_run: Annotated[
+        bool, Option("DryRun", "Drain nothing, and show what would be done", in_ini=False)
+    ] = False
+    format: OutcomeFormat = "table"
+
+
 class KeysSettings(Settings):
     """Keys of a cluster."""
 
@@ -338,6 +411,7 @@ ATTACH_UUIDS = Group("attach-uuids", AttachUuidsSettings)
 PRINT_CONFIG = Group("print-config", PrintConfigSettings)
 MONITORING = Group("monitoring.write", MonitoringSettings)
 LIST_BROKERS = Group("brokers.list", ClusterFormatSettings)
+DRAIN = Group("brokers.drain", DrainSettings)
 REPORT = Group("report", ClusterFormatSettings)
 CREATE_TOKEN = Group("token.create", CreateTokenSettings, env_prefix="")
 SHOW_TOKEN = Group("token.show", ShowTokenSettings, env_prefix="")
@@ -586,11 +660,7 @@ class SimulateSettings(Settings):
             in_ini=False,
         ),
     ] = ""
-    max_replication: Annotated[
-        int,
-        Option("MaxReplication", "The brokers' --broker.max-replication", in_ini=False),
-        Field(ge=1),
-    ] = DEFAULT_MAX_REPLICATION
+    max_replication: MaxReplication = DEFAULT_MAX_REPLICATION
     verbose: Annotated[
         bool, Option("Verbose", "List each journal that changes", short="v", in_ini=False)
     ] = False

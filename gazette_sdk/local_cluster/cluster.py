@@ -411,12 +411,15 @@ class LocalCluster(Startable):
         thread.start()
 
     def _restart(self, broker: LocalBroker, status: int) -> None:
-        _log.warning(
-            "%s joins the cluster again: its process ended with status %d. A pause of it or of "
-            "etcd for longer than the lease causes this",
-            broker.name,
-            status,
-        )
+        if status == 0:
+            _log.info("%s has drained, and is started again", broker.name)
+        else:
+            _log.warning(
+                "%s joins the cluster again: its process ended with status %d. A pause of it or of "
+                "etcd for longer than the lease causes this",
+                broker.name,
+                status,
+            )
         try:
             self.start_broker(broker)
         except (GazetteError, TimeoutError) as error:

@@ -178,6 +178,7 @@ class ProcessView:
         lag: LoopLag,
     ) -> None:
         self._component = component
+        self._version = installed_version()  # of this process, whatever is installed later
         self._member = member
         self._authority = authority
         self._lag = lag
@@ -188,7 +189,7 @@ class ProcessView:
             id=process.id,
             component=self._component,
             endpoint=process.endpoint,
-            version=installed_version(),
+            version=self._version,
             python=platform.python_version(),
             started_us=self._lag.started_us,
             clock_us=_now_us(),

@@ -171,6 +171,11 @@ def test_every_variable_of_the_unit_and_of_the_sample_files_is_an_option(kind, t
     assert set(shared) & known
 
 
+def test_a_broker_that_was_drained_by_a_call_is_started_again(tmp_path):
+    """It ends with status 0, after which `on-failure` would leave it."""
+    assert settings_of("broker", "1", tmp_path)["Restart"] == ["always"]
+
+
 def test_a_broker_says_that_it_serves_and_how_far_it_has_drained(etcd, tmp_path):
     def broker(name: str, *more: str) -> Unit:
         lines = [

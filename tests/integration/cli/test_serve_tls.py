@@ -57,7 +57,7 @@ def members(etcd, directory, issued):
         yield found
 
 
-def test_requests_for_members_and_their_tokens_go_by_tls_alone(etcd, tmp_path):
+def test_requests_for_members_and_their_tokens_go_by_tls_alone(etcd, tmp_path, gazctl):
     for name in ("ours", "strange"):
         (tmp_path / name).mkdir()
     issued = [certificates.Authority(tmp_path / name, name) for name in ("ours", "strange")]
@@ -112,3 +112,18 @@ def test_requests_for_members_and_their_tokens_go_by_tls_alone(etcd, tmp_path):
         assert found["tls-2"]["version"]
         assert "the token is not sent" in found["plain-1"]["error"]
         assert found["strange-1"]["error"]
+
+        # A drain is such a call, too.
+        options = [
+            *("--broker.address", first, "--broker.auth-keys", KEY),
+            *("--broker.trusted-ca-file", str(issued[0].ca_file)),
+            *("--broker.cert-file", str(client.cert_file)),
+            *("--broker.cert-key-file", str(client.key_file)),
+        ]
+        refused = gazctl("brokers", "drain", "--broker", "z/plain-1", *options)
+        assert "z/plain-1 cannot be asked to drain: the token is not sent" in refused.stderr
+        drained = gazctl.ok("brokers", "drain", "--broker", "z/tls-2", *options)
+        assert drained.text == "z/tls-2: drains 0 replicas, and ends then\n"
+        ends_at = time.monotonic() + TIMEOUT_S
+        while "tls-2" in gazctl.ok("brokers", "list", *options).text:
+            assert time.monotonic() < ends_at
