@@ -8,24 +8,22 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
-from operator import itemgetter
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 
-from gazette_sdk import Journals, Publisher, Reader, connect, mapping
+from gazette_sdk import Journals, connect
 from gazette_sdk.cluster.child_process import reserve_port
-from gazette_sdk.errors import GazetteError, OffsetNotYetAvailableError
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.wire import Tls
 from support.certificates import Authority
 from support.deployments import Workload, objects_of, script, workloads_of
 from support.etcd import etcd, etcd_server
+from support.numbered_load import Load, numbers_of
 from support.services import wait_until_it_serves
 
 __all__ = ["etcd", "etcd_server"]
@@ -33,9 +31,6 @@ __all__ = ["etcd", "etcd_server"]
 RENDER = script("render-manifests")
 TIMEOUT_S = 90.0
 KEYS = base64.b64encode(b"a secret of the pods").decode()
-
-BYTES_PER_S = 20_000_000
-MESSAGE_BYTES = 10_000
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -173,88 +168,6 @@ def running(name: str, count: int, etcd: str, directory: Path) -> Iterator[list[
             ending.callback(pod.kill)
             pod.start()
         yield pods
-
-
-class Load:
-    """Numbered messages to the partitions of a topic, at 20 MB/s or as fast as they are taken.
-
-    Attributes:
-        published: number of messages.
-        seconds: for which they were published.
-    """
-
-    def __init__(self, transport) -> None:
-        self.published = 0
-        self.seconds = 0.0
-        self.error: GazetteError | None = None
-        self._transport = transport
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._publish)
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join(TIMEOUT_S)
-        assert not self._thread.is_alive()
-
-    def wait_for(self, more: int) -> None:
-        """Wait until so many more messages are published. Bounded."""
-        wanted, deadline = self.published + more, time.monotonic() + TIMEOUT_S
-        while self.published < wanted and self.error is None:
-            assert time.monotonic() < deadline
-            self._stopping.wait(0.01)
-
-    def _publish(self) -> None:
-        text = "x" * MESSAGE_BYTES
-        by_number = mapping.modulo("topic=load", key=itemgetter("n"))
-        begin = time.monotonic()
-        try:
-            with Publisher(mapping=by_number, transport=self._transport) as publisher:
-                while not self._stopping.wait(0.01):
-                    due = (time.monotonic() - begin) * BYTES_PER_S / MESSAGE_BYTES
-                    last = None
-                    while self.published < due and not self._stopping.is_set():
-                        last = publisher.publish({"n": self.published, "text": text})
-                        self.published += 1
-                    if last is not None:
-                        last.result(timeout=TIMEOUT_S)
-        except GazetteError as error:
-            self.error = error
-        self.seconds = time.monotonic() - begin
-
-    def __str__(self) -> str:
-        rate = self.published * MESSAGE_BYTES / max(self.seconds, 1e-9) / 1e6
-        return f"{self.published} messages in {self.seconds:.1f} s, {rate:.1f} MB/s"
-
-
-def numbers_of(transport, count: int) -> Sequence[int]:
-    """Return the numbers of the messages in the topic, in order, once there are so many.
-
-    A reader that does not wait may miss what a broker stored while it drained, until the others
-    have listed it.
-    """
-    deadline = time.monotonic() + TIMEOUT_S
-    while True:
-        missing = ""
-        try:
-            found = numbers_now(transport)
-        except OffsetNotYetAvailableError as error:
-            found, missing = (), f": {error}"
-        if len(found) >= count or time.monotonic() > deadline:
-            return sorted(found)
-        print(f"{len(found)} of {count} messages are available yet{missing}")
-
-
-def numbers_now(transport) -> Sequence[int]:
-    """Return the numbers that are available now; those of each partition must be in order."""
-    found: dict[str, list[int]] = {}
-    for envelope in Reader(dict, "topic=load", transport=transport, block=False):
-        found.setdefault(envelope.journal, []).append(envelope.message["n"])
-    assert all(numbers == sorted(numbers) for numbers in found.values())
-    return [number for numbers in found.values() for number in numbers]
 
 
 def made(transport, replication: int) -> None:
