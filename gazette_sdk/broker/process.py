@@ -45,10 +45,9 @@ from gazette_sdk.broker.spool.directory import (
     revoke_noted,
 )
 from gazette_sdk.broker.spool.files import CompletedSpool
-from gazette_sdk.broker.views.calls import ClusterViews
 from gazette_sdk.broker.views.events import ClusterEvents, EventRecorder, EventRing
 from gazette_sdk.broker.views.heads import Heads, LocalHeads
-from gazette_sdk.broker.views.page import JournalPages
+from gazette_sdk.broker.views.page import ClusterViews, JournalPages
 from gazette_sdk.cluster.broker_keys import (
     BrokerKeySpace,
     JournalAllocation,

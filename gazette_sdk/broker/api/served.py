@@ -21,9 +21,9 @@ from gazette_sdk.broker.api.fronts import (
 from gazette_sdk.broker.api.http_gateway import HttpGateway, json_methods
 from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.process import PERSIST_TIMEOUT_S, Broker, BrokerConfig
-from gazette_sdk.broker.views.calls import cluster_json_methods
 from gazette_sdk.broker.views.health import BrokerHealth
 from gazette_sdk.broker.views.members import ClusterMembers
+from gazette_sdk.broker.views.page import cluster_json_methods
 from gazette_sdk.broker.views.problems import BROKER
 from gazette_sdk.broker.views.report import ClusterReport
 from gazette_sdk.console.content import ConsoleContent, Masking

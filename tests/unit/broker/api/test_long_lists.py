@@ -15,7 +15,7 @@ import pytest
 
 from gazette_sdk.broker.fragments.index import Index
 from gazette_sdk.broker.listing import PAGE_JOURNALS, Listing
-from gazette_sdk.broker.views.calls import cluster_json_methods
+from gazette_sdk.broker.views.page import cluster_json_methods
 from gazette_sdk.broker.views.heads import HEADS_MAX, Heads, LocalHeads
 from gazette_sdk.broker.views.page import JournalPages
 from gazette_sdk.fragment.content import CoverSet
