@@ -44,7 +44,7 @@ MESSAGES = {
     "7 store_health_error string",
     "ReplicateRequest": "1 header Header, 2 deprecated_journal string, 3 proposal Fragment, "
     "4 content bytes, 5 content_delta int64, 6 acknowledge bool, 7 registers LabelSet, "
-    "100 acknowledged_through int64, 101 stored_through int64",
+    "100 acknowledged_through int64, 101 stored_through int64, 102 traceparent string",
     "ReplicateResponse": "1 status Status, 2 header Header, 3 fragment Fragment, "
     "4 registers LabelSet",
     "ListRequest": "1 selector LabelSelector, 4 watch bool, 5 watch_resume Header, "
@@ -65,9 +65,9 @@ MESSAGES = {
     "3 fragments *FragmentsResponse._Fragment, 4 next_page_token int64",
     "FragmentsResponse._Fragment": "1 spec Fragment, 2 signed_url string",
     "FragmentStoreHealthRequest": "1 fragment_store string, 2 check_delete bool, "
-    "3 check_delete_prefix string",
+    "3 check_delete_prefix string, 101 count_uploads bool",
     "FragmentStoreHealthResponse": "1 status Status, 2 header Header, "
-    "3 store_health_error string",
+    "3 store_health_error string, 101 outdated_uploads uint32",
 }
 
 SCALARS = {
