@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from opentelemetry import context
 
 from gazette_sdk import tracing
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -15,6 +20,7 @@ from gazette_sdk.protocol.stream_pb2 import CallHead
 from gazette_sdk.server.authorization import Call, call_of
 from gazette_sdk.transport.stream.connection import Head
 from gazette_sdk.transport.wire import Destination, Peer, PreparedAppend
+from support.traces import traced
 
 SAMPLED = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 JOURNAL = "orders/part-000"
@@ -49,6 +55,55 @@ def test_a_call_has_the_context_of_a_sampled_caller_only():
 def test_no_context_is_carried_where_traces_are_not_enabled():
     assert tracing.caller() == tracing.current_parent() == ""
     assert tracing.served_span("append", JOURNAL, SAMPLED) is None
+
+
+def test_the_current_context_is_that_of_opentelemetry_in_each_thread_and_task():
+    with traced() as spans:
+        now = tracing.enabled().now
+
+        def same():
+            return now() is context.get_current()
+
+        async def in_tasks():
+            with spans.tracer.start_as_current_span("task"):
+                return await asyncio.create_task(coroutine())
+
+        async def coroutine():
+            return same() and tracing.is_sampled(tracing.current_parent())
+
+        assert same()
+        with spans.tracer.start_as_current_span("work"):
+            assert same()
+            assert contextvars.Context().run(same)
+        assert asyncio.run(in_tasks())
+        with ThreadPoolExecutor(1) as threads:
+            assert threads.submit(same).result()
+
+
+def test_a_replica_that_does_not_know_the_context_reads_the_rest_of_a_request():
+    file = descriptor_pb2.FileDescriptorProto()
+    pb.DESCRIPTOR.CopyToProto(file)
+    [described] = [each for each in file.message_type if each.name == "ReplicateRequest"]
+    fields = [each for each in described.field if each.number < 100]
+    del described.field[:]
+    del described.oneof_decl[:]  # of the optional field
+    described.field.extend(fields)
+    pool = descriptor_pool.DescriptorPool()
+    for each in pb.DESCRIPTOR.dependencies:
+        needed = descriptor_pb2.FileDescriptorProto()
+        each.CopyToProto(needed)
+        pool.Add(needed)
+    pool.Add(file)
+    descriptor = pool.FindMessageTypeByName("protocol.ReplicateRequest")
+    others = message_factory.GetMessageClass(descriptor)
+    request = pb.ReplicateRequest(
+        proposal=pb.Fragment(journal=JOURNAL, begin=1, end=9), acknowledge=True
+    )
+    plain = request.SerializeToString()
+    request.traceparent = SAMPLED
+    found = others.FromString(request.SerializeToString())
+    found.DiscardUnknownFields()
+    assert found.SerializeToString() == plain
 
 
 PROGRAM = """

@@ -20,6 +20,7 @@ import itertools
 import re
 import typing
 import uuid
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, ClassVar, TypeAlias
 
@@ -484,15 +485,24 @@ class JsonKind(Kind[Any]):
     def parents(
         self, framing: Framing, buffer: Buffer, frames: Frames, messages: Sequence[Any]
     ) -> dict[int, str]:
-        """Return the contexts that are the second keys of objects."""
-        if not messages or buffer.find(_PARENT, frames.begins[0], frames.ends[-1]) < 0:
-            return {}
-        found = {}
-        payloads = framing.payloads(buffer, frames)[: len(messages)]
-        for index, payload in enumerate(payloads):
-            parent = self._parent_at.match(payload)
+        """Return the contexts that are the second keys of objects.
+
+        The few frames that hold the key anywhere are looked at, and no other one.
+        """
+        found: dict[int, str] = {}
+        if not messages:
+            return found
+        begins, ends = frames.begins, frames.ends
+        end = ends[len(messages) - 1]
+        at = buffer.find(_PARENT, begins[0], end)
+        while at >= 0:
+            index = bisect_right(begins, at) - 1
+            parent = self._parent_at.match(
+                buffer, begins[index] + framing.header_bytes, ends[index]
+            )
             if parent is not None and is_sampled(text := parent[1].decode()):
                 found[index] = text
+            at = buffer.find(_PARENT, max(at + 1, ends[index]), end)
         return found
 
     def with_uuid_of(self, message: Any, other: Any) -> Any:

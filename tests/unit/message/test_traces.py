@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import uuid
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import msgspec
 import pyarrow as pa
@@ -263,6 +265,49 @@ def test_a_context_that_is_not_sampled_is_looked_at_once(transport, spans, monke
             assert len(looked) == 2
     envelopes = list(Reader(dict, name=NAME, transport=transport))
     assert [each.message["number"] for each in envelopes if each.traceparent] == [10]
+
+
+def test_a_publisher_begins_a_bounded_number_of_spans_in_a_second(transport, spans, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(tracing, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    transport.create(NAME)
+
+    def publish(count):
+        for number in range(count):
+            with spans.tracer.start_as_current_span("work"):
+                publisher.publish({"number": number}).result(timeout=WAIT_S)
+        return len(named(spans, f"send {NAME}"))
+
+    with Publisher(mapping.direct(NAME), transport=transport) as publisher:
+        assert publish(tracing.SENDS_MAX + 5) == tracing.SENDS_MAX
+        now[0] += 0.125
+        assert publish(tracing.SENDS_MAX) == tracing.SENDS_MAX + 12
+    found = [each.traceparent for each in Reader(dict, name=NAME, transport=transport)]
+    assert len(found) == 2 * tracing.SENDS_MAX + 5
+    assert all(found), "further messages carry their contexts nevertheless"
+
+
+class OrderOfOthers(msgspec.Struct):
+    """Order as programs decode it that do not know of traces: unknown keys are ignored."""
+
+    UUID: str
+    customer: str
+
+
+def test_messages_with_a_context_are_read_by_decoders_that_do_not_know_it(transport, spans):
+    transport.create(NAME)
+    with Publisher(mapping.direct(NAME), transport=transport) as publisher:
+        publisher.publish(Order("ada"))
+        with spans.tracer.start_as_current_span("work"):
+            publisher.publish(Order("bob"))
+            publisher.publish_batch([{"customer": "cyd"}])
+    lines = content(transport).splitlines()
+    found = [msgspec.json.decode(line, type=OrderOfOthers) for line in lines]
+    assert [each.customer for each in found] == ["ada", "bob", "cyd"]
+    assert [uuid.UUID(each.UUID).version for each in found] == [1, 1, 1]
+    for line in lines:
+        keys = list(json.loads(line))
+        assert keys in (["UUID", "customer"], ["UUID", "traceparent", "customer"])
 
 
 def test_a_failed_append_ends_its_span_with_the_error(transport, spans):
