@@ -15,9 +15,8 @@ import pytest
 
 from gazette_sdk.broker.fragments.index import Index
 from gazette_sdk.broker.listing import PAGE_JOURNALS, Listing
-from gazette_sdk.broker.views.page import cluster_json_methods
 from gazette_sdk.broker.views.heads import HEADS_MAX, Heads, LocalHeads
-from gazette_sdk.broker.views.page import JournalPages
+from gazette_sdk.broker.views.page import JournalPages, cluster_json_methods
 from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import cluster_pb2 as clpb

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from gazette_sdk.broker.api.fronts import AuditedCalls, GuardedJournals, guarded_methods
 from gazette_sdk.broker.listing import Listing
 from gazette_sdk.broker.replication.pipeline import Signal
-from gazette_sdk.broker.views.page import ClusterViews
 from gazette_sdk.broker.views.events import ClusterEvents, EventRing
 from gazette_sdk.broker.views.heads import HeadOf, Heads
-from gazette_sdk.broker.views.page import JournalPages
+from gazette_sdk.broker.views.page import ClusterViews, JournalPages
 from gazette_sdk.errors import CallError, UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import cluster_pb2 as clpb
