@@ -41,6 +41,7 @@ PROGRAMS = {
     "shard_io": (),
     "timers": (),
     "tables": (),
+    "tracing": (),
     "memory": ("--gb", "2"),
     "spark_read": (),
 }

@@ -40,6 +40,9 @@ MESSAGES = [make(number) for number in range(1000)]
 
 OFF, AGAIN, UNSAMPLED, SAMPLED = "off", "off, again", "enabled, not sampled", "1 % sampled"
 
+OF_KIND = {OFF: False, AGAIN: False, UNSAMPLED: True, SAMPLED: True}
+"""True for kinds with tracing."""
+
 BARS = {AGAIN: None, UNSAMPLED: None, SAMPLED: 0.97}
 
 
@@ -80,12 +83,13 @@ def read(transport: Transport, journal: str, count: int) -> None:
 
 
 def compared(
-    runs: dict[str, Callable[[], None]], count: int, rounds: int
+    runs: dict[str, Callable[[], None]], count: int, rounds: int, provider: TracerProvider
 ) -> dict[str, tuple[float, float]]:
     """Return the median rate of each kind, and the median ratio to that without tracing."""
     rates: dict[str, list[float]] = {kind: [] for kind in runs}
     for round_number in range(rounds + 1):
         for kind, run in random.sample(list(runs.items()), len(runs)):
+            set_mode(provider if OF_KIND[kind] else None)
             begun = time.process_time()
             run()
             rate = count / (time.process_time() - begun)
@@ -100,13 +104,12 @@ def compared(
     }
 
 
-def in_mode(provider: TracerProvider | None, run: Callable[[], None]) -> None:
-    """Run something with tracing enabled, or without."""
+def set_mode(provider: TracerProvider | None) -> None:
+    """Enable tracing, or disable it."""
     if provider is None:
         tracing.disable()
     else:
         tracing.enable(provider)
-    run()
 
 
 def main() -> None:
@@ -114,25 +117,23 @@ def main() -> None:
     options = arguments(__doc__ or "", rounds=60, messages=5_000)
     provider = TracerProvider()
     provider.add_span_processor(BatchSpanProcessor(Dropping()))
-    of_kind = {OFF: None, AGAIN: None, UNSAMPLED: provider, SAMPLED: provider}
     count = options.messages // EVERY * EVERY
     with cluster(specs_of(TOPIC, 4)) as running, ExitStack() as stack:
         transport = connect(running.address)
         contexts.attach(in_span(is_sampled=False))
-        publishing, reading = {}, {}
-        for number, (kind, its_provider) in enumerate(of_kind.items()):
+        publishing: dict[str, Callable[[], None]] = {}
+        reading: dict[str, Callable[[], None]] = {}
+        for number, (kind, is_traced) in enumerate(OF_KIND.items()):
             journal = f"{TOPIC}/part-{number:03}"
             spans = [in_span(is_sampled=kind == SAMPLED) for _ in range(count // EVERY)]
-            made: list[Publisher] = []
-            new = partial(Publisher, mapping.direct(journal), transport=transport)
-            in_mode(its_provider, lambda made=made, new=new: made.append(new()))
-            publishing[kind] = partial(publish, stack.enter_context(made[0]), spans)
+            set_mode(provider if is_traced else None)
+            publisher = Publisher(mapping.direct(journal), transport=transport)
+            publishing[kind] = partial(publish, stack.enter_context(publisher), spans)
             publishing[kind]()
-            work = partial(read, transport, journal, count)
-            reading[kind] = partial(in_mode, its_provider, work)
+            reading[kind] = partial(read, transport, journal, count)
         found = {
-            "Reader(dict)": compared(reading, count, options.rounds),
-            "publish()": compared(publishing, count, options.rounds),
+            "Reader(dict)": compared(reading, count, options.rounds, provider),
+            "publish()": compared(publishing, count, options.rounds, provider),
         }
     provider.shutdown()
     report(
