@@ -405,6 +405,7 @@ class Broker:
             is_all_stored=custody.is_all_stored,
             stored_end=custody.stored_end,
             record_route=custody.record,
+            known_claims=custody.known_claims,
             refusal=custody.refusal,
             carried=self.carried,
         )

@@ -55,8 +55,9 @@ from gazette_sdk.broker.replication.replicate import (
     while_routed,
 )
 from gazette_sdk.broker.resolver import Resolution, Resolver
-from gazette_sdk.cluster.broker_keys import is_consistent
+from gazette_sdk.cluster.broker_keys import JournalEntry, is_consistent
 from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_messages import Compare
 from gazette_sdk.errors import CallError, GazetteError, UnavailableError
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -65,6 +66,9 @@ from gazette_sdk.protocol.journal_spec import desired_replication
 from gazette_sdk.protocol.rules import complete
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wire import AppendItem
+
+CLAIMS_PAUSE_S = 0.05
+"""Pause of an append until claims to its journal are known that Etcd has."""
 
 _EMPTY_REGISTERS = pb.LabelSet()
 
@@ -92,6 +96,8 @@ class Appends:
         is_all_stored: returns True if the last broker of a journal left when all of its content was
             stored, and no one continued it since.
         record_route: returns the operations that record a journal's last route.
+        known_claims: returns the condition that no other brokers claim a journal than we know: its
+            first route must not be written by who does not know them yet.
         stored_end: returns the offset up to which a journal was stored when its last broker left;
             0 if that is not known, or somebody continued it since.
         refusal: returns why a journal that we lead takes no append now; empty if it does.
@@ -109,6 +115,7 @@ class Appends:
     known_lease: KnownLease = field(default_factory=KnownLease)
     is_all_stored: Callable[[str], bool] = lambda _: False
     record_route: RecordRoute = lambda *_: ()
+    known_claims: Callable[[JournalEntry], Sequence[Compare]] = lambda _: ()
     refusal: Callable[[str], str] = lambda _: ""
     stored_end: Callable[[str], int] = lambda _: 0
     carried: CarriedBytes = field(default_factory=CarriedBytes)
@@ -398,13 +405,22 @@ class _Append:
             return refused
         if await self._is_all_content_stored():
             return Input.ROLL
-        written = await write_route(self._shared.etcd, resolution, self._shared.record_route)
+        assert resolution.item is not None
+        claims = self._shared.known_claims(resolution.item)
+        written = await write_route(
+            self._shared.etcd, resolution, self._shared.record_route, claims
+        )
         if written is None or written.succeeded:
             replica.synchronized(self._current_pipeline())
         if written is None:
             replica.settled = resolution
             return Input.AGREED
-        self._read_through = written.revision if written.succeeded else resolution.revision + 1
+        if claims and not written.succeeded:  # we may not know of others who have more bytes yet
+            await asyncio.sleep(CLAIMS_PAUSE_S)
+        elif written.succeeded:
+            self._read_through = written.revision
+        else:
+            self._read_through = resolution.revision + 1
         return Input.WRITTEN
 
     async def _refuse_unless_complete(self) -> Input | None:

@@ -192,13 +192,16 @@ RecordRoute: TypeAlias = Callable[[JournalEntry, pb.Route | None], Sequence[Oper
 """Returns the operations that record a journal's last route, or delete its record."""
 
 
-async def write_route(etcd: Etcd, resolution: Resolution, record: RecordRoute) -> TxnResult | None:
+async def write_route(
+    etcd: Etcd, resolution: Resolution, record: RecordRoute, known: Sequence[Compare] = ()
+) -> TxnResult | None:
     """Advertise that the resolved route has synchronized.
 
     Args:
         etcd: the client.
         resolution: of the journal, whose primary we are.
         record: records the route.
+        known: further conditions: what else the route rests on.
 
     Returns:
         the result; ``None`` when nothing was to be written.
@@ -208,7 +211,13 @@ async def write_route(etcd: Etcd, resolution: Resolution, record: RecordRoute) -
     assert resolution.item is not None
     value = route_value(resolution.header.route)
     return await etcd.txn(
-        [Compare.mod_revision(entry.key, entry.mod_revision) for entry in resolution.assignments],
+        [
+            *(
+                Compare.mod_revision(entry.key, entry.mod_revision)
+                for entry in resolution.assignments
+            ),
+            *known,
+        ],
         # The lease stays the assigned member's: an assignment dies with its member.
         [
             *(Put(entry.key, value, ignore_lease=True) for entry in resolution.assignments),

@@ -51,7 +51,7 @@ from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.broker.spool.files import CompletedSpool
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry
 from gazette_sdk.cluster.etcd import Etcd
-from gazette_sdk.cluster.etcd_messages import Operation
+from gazette_sdk.cluster.etcd_messages import Compare, Operation
 from gazette_sdk.cluster.keyspace import Continuity
 from gazette_sdk.cluster.membership import MemberProcess
 from gazette_sdk.errors import EtcdError, EtcdUnavailableError
@@ -300,6 +300,10 @@ class Custody:
     def refusal(self, journal: str) -> str:
         """Return why a journal takes no appends, as its files are withheld; or an empty text."""
         return self._withheld.refusal(journal)
+
+    def known_claims(self, item: JournalEntry) -> Sequence[Compare]:
+        """Return the condition of a first route; see :meth:`RecordedRoutes.known_claims`."""
+        return self._records.known_claims(item)
 
     def record(self, item: JournalEntry, route: pb.Route | None) -> Sequence[Operation]:
         """Return the operations that record a journal's route; see :class:`RecordedRoutes`."""

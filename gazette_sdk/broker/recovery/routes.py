@@ -177,6 +177,14 @@ class RecordedRoutes:
                 result = await etcd.txn([condition], [Put(key, value.SerializeToString())])
                 is_written = result.succeeded  # otherwise another broker has just added itself
 
+    def known_claims(self, item: JournalEntry) -> Sequence[Compare]:
+        """Return the condition that the claims to a journal are as we know; none with a record."""
+        if not self.mirror.revision or self.own_entry(item) is not None:
+            return ()
+        claims = self.claims(item.id)
+        revision = claims.mod_revision if claims is not None else 0
+        return (Compare.mod_revision(self._claims_key(item.id), revision),)
+
     def changed_journals(self) -> Iterable[str]:
         """Return the journals of the last batch of changes of the records."""
         entries = (new or old for _, old, new in self.mirror.changes)
@@ -420,13 +428,19 @@ class LastRoutes:
         if known is not None and known.create_revision != item.create_revision:
             known = None
         record = self.records.entry(item)
-        if record is not None and (known is None or record.value.revision > known.revision):
+        # Claims are older than the journal, and may be seen later: the present ones count.
+        is_claim = record is not None and record.value.create_revision == 0
+        if record is not None and (
+            known is None
+            or record.value.revision > known.revision
+            or (is_claim and known.is_claimed)
+        ):
             known = LastRoute(
                 item.create_revision,
                 record.value.route,
                 max(record.value.revision, item.create_revision),  # claims are older
                 is_recorded=True,
-                is_claimed=record.value.create_revision == 0,
+                is_claimed=is_claim,
             )
         last = _last_route(
             item.value,

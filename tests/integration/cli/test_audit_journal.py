@@ -40,7 +40,7 @@ def audit_spec(content_type="application/x-ndjson", **changes):
 
 
 def signed(capability, subject):
-    return Authority(KEY).sign(capability, pb.LabelSelector(), 600.0, time.time(), subject=subject)
+    return Authority(KEY).sign(capability, pb.LabelSelector(), 86_400.0, time.time(), subject=subject)
 
 
 ADA = signed(Capability.ALL, "ada")
