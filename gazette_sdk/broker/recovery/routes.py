@@ -179,7 +179,7 @@ class RecordedRoutes:
 
     def known_claims(self, item: JournalEntry) -> Sequence[Compare]:
         """Return the condition that the claims to a journal are as we know; none with a record."""
-        if not self.mirror.revision or self.own_entry(item) is not None:
+        if not self.is_used or self.own_entry(item) is not None:
             return ()
         claims = self.claims(item.id)
         revision = claims.mod_revision if claims is not None else 0
