@@ -23,7 +23,7 @@ def verify(shards, count):
 @pytest.mark.parametrize("step", list(CommitStep), ids=lambda step: step.name.lower())
 def test_a_process_ends_at_a_step_of_a_commit(gazette, step):
     create_journals(gazette.transport)
-    with run_shards(order_totals.totals, cluster=gazette, lease_ttl_s=2) as shards:
+    with run_shards(order_totals.totals, cluster=gazette, lease_ttl_s=5) as shards:
         publish(shards.transport, 50)
         shards.wait_caught_up()
         shards.crash_at(step, nth=2)

@@ -40,7 +40,7 @@ def test_an_application_counts_and_goes_on_after_a_kill(tmp_path, brokers):
             journals.create("orders", partitions=2)
             journals.create("totals", partitions=2)
             publish(transport, 50)
-            arguments = ["run-consumer", "orders:totals", "--etcd.lease", "2s"]
+            arguments = ["run-consumer", "orders:totals", "--etcd.lease", "5s"]
             with running(arguments, tmp_path, GAZETTE_ADDRESS=address) as consumer:
                 wait_for_totals(transport, 50)
                 publish(transport, 200)
