@@ -31,13 +31,12 @@ No span is begun, and no byte is written, where no span is current or its trace 
 
 from __future__ import annotations
 
-import contextvars
 import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar, copy_context
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from gazette_sdk.contexts import LOG_FIELDS
@@ -153,9 +152,9 @@ class Tracing:
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
         with needs_extra("otel", "traces"):
-            from opentelemetry import trace  # noqa: PLC0415 - an extra
+            from opentelemetry import context, trace  # noqa: PLC0415 - an extra
         self._api = trace
-        self.now = _current_context()
+        self.now: Callable[[], Context] = context.get_current
         self.tracer: Tracer = trace.get_tracer("gazette_sdk", tracer_provider=provider)
 
     def sampled(self, context: Context | None = None) -> SpanContext | None:
@@ -282,27 +281,6 @@ class Tracing:
             trace_flags=self._api.TraceFlags(int(found[3], 16)),
         )
         return self._api.NonRecordingSpan(context)
-
-
-def _current_context() -> Callable[[], Context]:
-    """Return the fastest function that returns the current context of OpenTelemetry.
-
-    A publisher calls it for every message. It is that of the variable in which OpenTelemetry keeps
-    the context, if that can be found, and costs a third of ``get_current()``.
-    """
-    from opentelemetry import context  # noqa: PLC0415 - an extra
-
-    probe = context.Context()
-    token = context.attach(probe)
-    try:
-        found = [each for each, value in copy_context().items() if value is probe]
-    finally:
-        context.detach(token)
-    for variable in found:
-        with suppress(LookupError):  # it has no default: not every task has a value
-            contextvars.Context().run(variable.get)
-            return variable.get
-    return context.get_current
 
 
 class _Send(NamedTuple):

@@ -443,7 +443,7 @@ class _Run:
         self._settings = invocation.settings(DRAIN)
         self._cluster = Cluster(invocation)
         self._progress = progress
-        self._begun = datetime.now(UTC)
+        self._begun_us = round(time.time() * 1e6)
         self._shown = ""
         self._due: Sequence[Step] = ()
         self._suffices: object = None
@@ -614,8 +614,7 @@ class _Run:
         settings = self._settings
         if settings.to_version or settings.started_before or not settings.one_by_one:
             return "run the command again to continue"
-        begun = self._begun.isoformat(timespec="seconds").replace("+00:00", "Z")
-        return f"run the command again with --started-before {begun} to continue"
+        return f"run the command again with --started-before {_time(self._begun_us)} to continue"
 
 
 async def run(invocation: Invocation) -> None:

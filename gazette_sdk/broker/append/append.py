@@ -70,6 +70,11 @@ from gazette_sdk.transport.wire import AppendItem
 CLAIMS_PAUSE_S = 0.05
 """Pause of an append until claims to its journal are known that Etcd has."""
 
+_UNKNOWN_CLAIMS = (
+    "its primary does not know yet which brokers have its last bytes: its watch of Etcd is late; "
+    "try again"
+)
+
 _EMPTY_REGISTERS = pb.LabelSet()
 
 _WAIT_SECONDS = APPEND_SECONDS.buckets("wait")
@@ -405,6 +410,10 @@ class _Append:
             return refused
         if await self._is_all_content_stored():
             return Input.ROLL
+        return await self._write_route(resolution, replica)
+
+    async def _write_route(self, resolution: Resolution, replica: Replica) -> Input:
+        """Write the synchronized route, unless Etcd has it."""
         assert resolution.item is not None
         claims = self._shared.known_claims(resolution.item)
         written = await write_route(
@@ -415,12 +424,15 @@ class _Append:
         if written is None:
             replica.settled = resolution
             return Input.AGREED
-        if claims and not written.succeeded:  # we may not know of others who have more bytes yet
-            await asyncio.sleep(CLAIMS_PAUSE_S)
-        elif written.succeeded:
+        if written.succeeded:
             self._read_through = written.revision
-        else:
+        elif not claims:
             self._read_through = resolution.revision + 1
+        elif self._loop.time() < self._started_at + WAIT_MAX_S:  # others may claim it: we hear soon
+            await asyncio.sleep(CLAIMS_PAUSE_S)
+        else:
+            self._status, self._detail = pb.INSUFFICIENT_JOURNAL_BROKERS, _UNKNOWN_CLAIMS
+            return Input.REFUSED
         return Input.WRITTEN
 
     async def _refuse_unless_complete(self) -> Input | None:

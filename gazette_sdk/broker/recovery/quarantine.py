@@ -9,6 +9,8 @@ not uploaded. `states` has the transitions; this module performs their effects:
 - Otherwise the journal's brokers and stores are asked for their fragments. A spool of which they
   have nothing, or the same bytes, is used. A contested one is truncated or renamed where they
   have other bytes. They are asked again when the journal's route changes, and after a pause.
+- Of a journal that Etcd lost no one has continued it: brokers that claim it use their spools, also
+  where others have less; the others wait for them, as for brokers that continued it.
 - Stores are not asked if the brokers have every byte of a journal's spools: what is stored would
   change nothing. So a broker joins its journals again while their stores fail.
 - A replica waits for these decisions, except for contested spools that cannot be compared now: if

@@ -276,10 +276,7 @@ def test_a_journal_that_is_created_again_at_another_broker_goes_on_at_the_one_wi
 
     async def scenario():
         async with HandCluster(etcd, tmp_path) as cluster:
-            client = await cluster.start("broker-1")
-            await client.apply(journal_spec("b/new"))
-            await cluster.assign("b/new", "broker-1")
-            await client.append_when_ready("b/new", b"acknowledged")
+            await begun_journal(cluster, b"acknowledged")
             keyspace = cluster.brokers["broker-1"].keyspace
             await crash(cluster.brokers.pop("broker-1"))
             await lose_journal(cluster, keyspace, "b/new", "broker-1")
@@ -305,10 +302,7 @@ def test_a_journal_that_is_created_again_never_goes_on_at_an_older_head(
 
     async def scenario():
         async with HandCluster(etcd, tmp_path) as cluster:
-            client = await cluster.start("broker-1")
-            await client.apply(journal_spec("b/new"))
-            await cluster.assign("b/new", "broker-1")
-            await client.append_when_ready("b/new", b"old")
+            client = await begun_journal(cluster, b"old")
             keyspace = cluster.brokers["broker-1"].keyspace
             spools = tmp_path / "spools-broker-1"
             shutil.copytree(spools, tmp_path / "spools-broker-2")
@@ -358,6 +352,15 @@ def test_the_greatest_claims_count_though_a_broker_hears_of_them_after_the_journ
             await until(lambda: claimed_by() == ["broker-3", "broker-5"])
 
     run(scenario())
+
+
+async def begun_journal(cluster, content):
+    """Return a client of broker 1, which has a new journal with this content."""
+    client = await cluster.start("broker-1")
+    await client.apply(journal_spec("b/new"))
+    await cluster.assign("b/new", "broker-1")
+    await client.append_when_ready("b/new", content)
+    return client
 
 
 async def lose_journal(cluster, keyspace, journal, *suffixes):

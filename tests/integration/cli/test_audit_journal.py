@@ -39,6 +39,18 @@ def audit_spec(content_type="application/x-ndjson", **changes):
     return journal_spec(JOURNAL, stores=[STORE], refresh_interval_s=1, labels=labels, **changes)
 
 
+def audited_cluster(etcd, directory, *zones):
+    """Return a cluster with a broker in each zone, all of which write all records."""
+    return viewed_cluster(
+        etcd,
+        directory,
+        zones,
+        audit_output=lambda zone: AuditJournal(JOURNAL, f"/test/{zone}"),
+        auth_keys=KEY,
+        audited="all",
+    )
+
+
 def signed(capability, subject):
     lasts_s = 86_400.0  # longer than a run of all tests
     return Authority(KEY).sign(
@@ -72,7 +84,7 @@ async def recorded(endpoint, count):
 
 
 def summary(event):
-    """What an event says, without its time and id."""
+    """Return the content of an event, without its time and id."""
     data = event["data"]
     return (
         event["source"],
@@ -86,13 +98,7 @@ def summary(event):
 
 def test_calls_of_two_brokers_are_events_once_and_appends_to_the_journal_are_none(etcd, tmp_path):
     async def scenario():
-        async with viewed_cluster(
-            etcd,
-            tmp_path,
-            audit_output=lambda zone: AuditJournal(JOURNAL, f"/test/{zone}"),
-            auth_keys=KEY,
-            audited="all",
-        ) as cluster:
+        async with audited_cluster(etcd, tmp_path, *"ab") as cluster:
             await cluster.client.apply(audit_spec())
             for zone, endpoint in zip("ab", cluster.endpoints, strict=True):
                 async with aclosing(connect(endpoint, auth_token=ADA)) as transport:
@@ -146,14 +152,7 @@ def test_a_missing_journal_disturbs_no_call_and_gets_its_records_once_it_exists(
     etcd, tmp_path, caplog
 ):
     async def scenario():
-        async with viewed_cluster(
-            etcd,
-            tmp_path,
-            ("a",),
-            audit_output=lambda zone: AuditJournal(JOURNAL, f"/test/{zone}"),
-            auth_keys=KEY,
-            audited="all",
-        ) as cluster:
+        async with audited_cluster(etcd, tmp_path, "a") as cluster:
             [endpoint] = cluster.endpoints
             async with aclosing(connect(endpoint, auth_token=ADA)) as transport:
                 for name in ("shop/1", "shop/2", "shop/3"):
@@ -195,14 +194,7 @@ def test_a_journal_that_takes_no_appends_holds_up_neither_calls_nor_the_end(
     monkeypatch.setattr(audit, "LATE_S", 0.2)
 
     async def scenario():
-        async with viewed_cluster(
-            etcd,
-            tmp_path,
-            ("a",),
-            audit_output=lambda zone: AuditJournal(JOURNAL, f"/test/{zone}"),
-            auth_keys=KEY,
-            audited="all",
-        ) as cluster:
+        async with audited_cluster(etcd, tmp_path, "a") as cluster:
             [endpoint] = cluster.endpoints
             await cluster.client.apply(audit_spec(replication=2))
 
