@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-FIGURES = Path(__file__).parents[2] / "benchmarks" / "figures.json"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.append(str(BENCHMARKS))
+import latency  # noqa: E402 - the benchmarks are programs: what they import stands beside them
+
+FIGURES = BENCHMARKS / "figures.json"
 APART = ("machine", "run", "latency")
 """Parts that have tables of their own, or none."""
-
-LATENCIES = {"single": "published one by one", "tail": "read at the end, 1,000/s"}
 
 
 @cache
@@ -99,21 +102,8 @@ def short_rate_table() -> str:
 
 
 def latency_table() -> str:
-    """Return the latencies of all systems, with the meaning of an acknowledgement."""
-    lines = [
-        "| latency | system | p50 | p99 | an acknowledged message is |",
-        "|---|---|---|---|---|",
-    ]
-    for row in sorted(
-        figures()["latency"]["latencies"],
-        key=lambda row: (row["synced"], list(LATENCIES).index(row["what"])),
-    ):
-        system = f"{row['system']}{', synced' if row['synced'] else ''}"
-        lines.append(
-            f"| {LATENCIES[row['what']]} | {system} | {row['p50_us']:,.0f} µs "
-            f"| {row['p99_us']:,.0f} µs | {row['durability']} |"
-        )
-    return "\n".join(lines)
+    """Return the latencies of all systems, as the program prints them."""
+    return latency.markdown(figures()["latency"])
 
 
 def latency_ratios() -> str:
@@ -123,7 +113,7 @@ def latency_ratios() -> str:
         name, _, other = row["name"].removesuffix(" = baseline").partition(", ")
         kind, _, percent = name.partition(" ")
         lines.append(
-            f"| {LATENCIES[kind].partition(',')[0]}, {percent}, beside {other} "
+            f"| {latency.KINDS[kind].partition(',')[0]}, {percent}, beside {other} "
             f"| {row['ratio']:.2f} | ≤ {row['bar']:g}{unless(row['holds'])} |"
         )
     return "\n".join(lines)

@@ -21,6 +21,7 @@ from gazette_sdk.cli.backup.capture import (
     list_content,
     opened_stores,
 )
+from gazette_sdk.cli.backup.checks import RestoreChecks
 from gazette_sdk.cli.backup.restore import Plan, Restore, State
 from gazette_sdk.cli.backup.stores import gather
 from gazette_sdk.cli.client import BROKER_CLIENT, call_cluster, open_broker, open_etcd
@@ -331,16 +332,19 @@ async def run_restore(invocation: Invocation) -> None:
                 backup = await asyncio.to_thread(read, settings.backup)
             else:
                 backup = await _gathered(settings, etcd, etcd_settings.prefix, stores, progress)
-            restore = Restore(
-                etcd=etcd,
-                prefix=etcd_settings.prefix,
-                consumers=settings.consumers_prefix,
+            checks = RestoreChecks(
                 backup=backup,
+                prefix=etcd_settings.prefix,
                 lost=settings.lost,
-                skip_bytes=settings.skip,
                 authorizer=broker.authorizer(),
                 tls=cast("Tls", broker.connect_options()["tls"]),
                 progress=progress,
+            )
+            restore = Restore(
+                etcd=etcd,
+                consumers=settings.consumers_prefix,
+                checks=checks,
+                skip_bytes=settings.skip,
             )
             plan = await restore.plan(stores)
             if settings.dry_run:

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -38,7 +38,6 @@ import orjson
 from gazette_sdk.cli.backup.archive import Backup, SavedJournal, SavedShard, spec_of
 from gazette_sdk.cli.backup.capture import Keys, Stored, hints_problem, list_content, read_keys
 from gazette_sdk.cli.backup.checks import ALL, CALLS_MAX, RestoreChecks, RestoreRefusedError, named
-from gazette_sdk.cli.formats import Progress
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_messages import Compare, Delete, Put, prefix_end
 from gazette_sdk.cluster.items import item_key
@@ -51,14 +50,12 @@ from gazette_sdk.errors import (
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.journals.changes import reset_head, stored_end
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.authorization import Authorizer
 from gazette_sdk.protocol.journal_spec import desired_replication, is_suspended, may_write
 from gazette_sdk.protocol.labels import CONTINUES, SKIPPED_TO, set_value, skipped_to
 from gazette_sdk.retries import pause
 from gazette_sdk.transport.append.append import append
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.loop import for_each
-from gazette_sdk.transport.wire import Tls
 
 SKIP_BYTES: Final = 1 << 40
 """Distance from the known end of a journal to its floor where no broker has its last bytes: more
@@ -201,41 +198,25 @@ class Restore:
 
     Args:
         etcd: client of the new Etcd.
-        prefix: of the cluster in it.
         consumers: prefix below which applications have their keys.
-        backup: what is restored.
-        lost: brokers whose spool directories are lost, as ZONE/ID, or :data:`ALL`.
+        checks: what is looked at before; it has the backup and how brokers are reached.
         skip_bytes: see :data:`SKIP_BYTES`.
-        authorizer: signs calls; None for none.
-        tls: certificates.
-        progress: shows the steps.
     """
 
     etcd: Etcd
-    prefix: str
     consumers: str
-    backup: Backup
-    lost: Collection[str] = ()
+    checks: RestoreChecks
     skip_bytes: int = SKIP_BYTES
-    authorizer: Authorizer | None = field(default=None, repr=False)
-    tls: Tls = field(default_factory=Tls)
-    progress: Progress = field(default_factory=Progress)
+
+    @property
+    def backup(self) -> Backup:
+        """The backup."""
+        return self.checks.backup
 
     @property
     def marker(self) -> bytes:
         """Key that names the backup until the restore is done."""
-        return f"/gazette_sdk/restore{self.prefix.rstrip('/')}".encode()
-
-    @property
-    def _checks(self) -> RestoreChecks:
-        return RestoreChecks(
-            backup=self.backup,
-            prefix=self.prefix,
-            lost=self.lost,
-            authorizer=self.authorizer,
-            tls=self.tls,
-            progress=self.progress,
-        )
+        return f"/gazette_sdk/restore{self.checks.prefix.rstrip('/')}".encode()
 
     # ------------------------------------------------------------ plan
 
@@ -246,11 +227,11 @@ class Restore:
             RestoreRefusedError: the restore could do harm.
             GazetteError: Etcd did not answer.
         """
-        keys = await read_keys(self.etcd, self.prefix, self.consumers)
+        keys = await read_keys(self.etcd, self.checks.prefix, self.consumers)
         continues = await self._continues()
-        await self._checks.check(keys, continues=continues)
+        await self.checks.check(keys, continues=continues)
         claims = await self._claims()
-        stored = await list_content(self.backup.journals, stores, self.progress)
+        stored = await list_content(self.backup.journals, stores, self.checks.progress)
         failed = [each for each in stored.values() if each.error]
         if failed:
             raise RestoreRefusedError(
@@ -299,7 +280,7 @@ class Restore:
 
         Records of journals that an interrupted restore created count, too: a broker wrote them.
         """
-        root = f"/gazette_sdk/routes{self.prefix.rstrip('/')}/".encode()
+        root = f"/gazette_sdk/routes{self.checks.prefix.rstrip('/')}/".encode()
         found: dict[str, _Claim] = {}
         for kv in (await self.etcd.range(root, prefix_end(root))).entries:
             journal, _, create_revision = kv.key[len(root) :].decode().rpartition("#")
@@ -366,12 +347,12 @@ class Restore:
         return (
             is_suspended(spec)
             and len(claimed_by) <= 1
-            and (not claimed_by or (spec.replication > 1 and not self.lost))
+            and (not claimed_by or (spec.replication > 1 and not self.checks.lost))
         )
 
     def _is_lost(self, spec: pb.JournalSpec) -> bool:
         """Return True if all replicas of a journal may have been at brokers that are lost."""
-        lost = len(self.backup.brokers) if ALL in self.lost else len(set(self.lost))
+        lost = len(self.backup.brokers) if ALL in self.checks.lost else len(set(self.checks.lost))
         return lost >= max(1, desired_replication(spec))
 
     # ------------------------------------------------------------ work
@@ -402,10 +383,10 @@ class Restore:
     async def _write_journals(self, plan: Plan) -> None:
         """Write journals in their order: each transaction after the one before."""
         missing = [each for each in plan.journals if each.state is State.CREATE]
-        self.progress.begin("Journals", len(missing))
+        self.checks.progress.begin("Journals", len(missing))
         for at in range(0, len(missing), TXN_KEYS):
             some = missing[at : at + TXN_KEYS]
-            keys = [item_key(self.prefix, each.name) for each in some]
+            keys = [item_key(self.checks.prefix, each.name) for each in some]
             result = await self.etcd.txn(
                 [Compare.create_revision(key, 0) for key in keys],
                 [Put(key, each.spec_bytes) for key, each in zip(keys, some, strict=True)],
@@ -416,11 +397,11 @@ class Restore:
                     " somebody else meanwhile: stop programs that create journals, and run this"
                     " again"
                 )
-            self.progress.advance(at + len(some))
+            self.checks.progress.advance(at + len(some))
 
     async def _write_shards(self, plan: Plan) -> None:
         missing = [each for each in plan.shards if each.state is State.CREATE]
-        self.progress.begin("Shards", len(missing))
+        self.checks.progress.begin("Shards", len(missing))
         done = 0
 
         async def write(row: ShardRow) -> None:
@@ -437,7 +418,7 @@ class Restore:
                     " shard, and run this again"
                 )
             done += 1
-            self.progress.advance(done)
+            self.checks.progress.advance(done)
 
         await for_each(missing, write, CALLS_MAX)
 
@@ -445,7 +426,7 @@ class Restore:
         """Let each journal begin at its floor or after it, by an append without content."""
         saved = {each.name: each for each in self.backup.journals}
         rows = [each for each in plan.journals if each.level == "NONE" and _takes_appends(each)]
-        self.progress.begin("Heads of journals", len(rows))
+        self.checks.progress.begin("Heads of journals", len(rows))
         heads: dict[str, int] = {}
         waiting: dict[str, str] = {each.name: "it is not served yet" for each in rows}
         lost: list[str] = []
@@ -477,12 +458,12 @@ class Restore:
                         lost.append(row.name)
                     del waiting[row.name]
                     done += 1
-                    self.progress.advance(done)
+                    self.checks.progress.advance(done)
                     return
                 await pause(attempt)
                 attempt += 1
 
-        async with self._checks.open_transport(plan.endpoints[0]) as transport:
+        async with self.checks.open_transport(plan.endpoints[0]) as transport:
             try:
                 async with asyncio.timeout(READY_TIMEOUT_S):
                     await for_each(rows, lambda row: begin(row, transport), CALLS_MAX)
