@@ -769,7 +769,7 @@ class Fetcher:
             missing = [name for name in self._plan.names if strip_meta(name) not in found]
             if missing and selector is None:
                 raise JournalNotFoundError(journal=missing[0])
-            if self._plan.is_fixed:
+            if not missing and (self._plan.is_fixed or not self._plan.block):
                 await self._fetch_all(
                     [(found[strip_meta(name)], name) for name in self._plan.names]
                 )

@@ -138,6 +138,15 @@ def test_metadata_of_a_name_is_kept(transport, argument):
     assert list(reader.offsets) == ["a/journal;x=y"]
 
 
+@pytest.mark.parametrize("argument", ["selector", "name"])
+def test_a_journal_that_is_named_is_listed_once(transport, argument, monkeypatch):
+    fill(transport, "a/journal", 1, 2)
+    listed, plain = [], transport.list
+    monkeypatch.setattr(transport, "list", lambda request: listed.append(request) or plain(request))
+    assert numbers(Reader(dict, transport=transport, **{argument: "a/journal"})) == [1, 2]
+    assert len(listed) == 1
+
+
 # -------------------------------------------------------------------- vectors
 
 
