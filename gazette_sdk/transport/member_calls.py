@@ -29,7 +29,6 @@ from gazette_sdk.transport.wire import (
     Peer,
     Tls,
     WireOptions,
-    where,
 )
 
 TIME_LIMIT_S = 1.0
@@ -183,4 +182,4 @@ class MemberCalls:
                 f"the token is not sent to {member.endpoint}, which has no TLS: serve TLS there"
             )
         peer = Peer(member.id.zone, member.id.suffix, member.endpoint)
-        return Destination(rpc, None, peer, where(peer, member.endpoint), call.authorization)
+        return Destination(rpc, None, peer, member.endpoint, call.authorization)

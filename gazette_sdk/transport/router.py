@@ -6,6 +6,11 @@ token signed for just that call where keys are configured (protocol section 12).
 A :class:`RoutedTransport` has a :class:`Router`, which chooses the broker of each call, and a wire,
 which carries one call to one broker and knows nothing of routes. Responses are validated where they
 arrive; an invalid one never changes a route.
+
+The broker of a call is a pure choice (:func:`choose`) over routes and the health of connections.
+The preference order is that of client section 7. Zone outranks health on purpose: with every member
+of our own zone failed the call fails, and is tried again with a fresh route, rather than paying for
+traffic across zones.
 """
 
 from __future__ import annotations
@@ -46,6 +51,7 @@ from gazette_sdk.transport.wire import (
     AppendPipeline,
     BlockingCall,
     Destination,
+    Health,
     Peer,
     PreparedAppend,
     ReadItem,
@@ -54,9 +60,6 @@ from gazette_sdk.transport.wire import (
     Tls,
     Wire,
     WireOptions,
-    candidates,
-    choose,
-    members_of,
     where,
 )
 
@@ -243,6 +246,59 @@ class NewestRevision:
             answer.status = pb.NO_JOURNAL_PRIMARY_BROKER
 
 
+def candidates(target: Target, *, needs_primary: bool) -> list[Peer]:
+    """Return the peers that may serve a call, in route order; the service address if there is none.
+
+    Members whose endpoint is empty are passed over: their key has vanished, or the other side
+    never learned their address.
+
+    Args:
+        target: the route, and the exact member, that the caller names.
+        needs_primary: only the route's primary will do.
+
+    Raises:
+        UnavailableError: an exact member is wanted whose endpoint the route does not have.
+    """
+    route = target.route
+    peers = _members_of(route) if route is not None else []
+    if target.member is not None:
+        wanted = (target.member.zone, target.member.suffix)
+        for peer in peers:
+            if peer.endpoint and (peer.zone, peer.suffix) == wanted:
+                return [peer]
+        raise UnavailableError(
+            f"no endpoint is known of broker {wanted[0]}/{wanted[1]}; it may have just left"
+        )
+    if needs_primary and route is not None:
+        peers = [peers[route.primary]] if 0 <= route.primary < len(peers) else []
+    return [peer for peer in peers if peer.endpoint] or [SERVICE]
+
+
+def members_of(route: pb.Route) -> list[Peer]:
+    """Return the members of a route whose endpoints it has."""
+    return [peer for peer in _members_of(route) if peer.endpoint]
+
+
+def _members_of(route: pb.Route) -> list[Peer]:
+    if len(route.endpoints) != len(route.members):
+        return []
+    return [
+        Peer(member.zone, member.suffix, endpoint)
+        for member, endpoint in zip(route.members, route.endpoints, strict=True)
+    ]
+
+
+def choose(peers: Sequence[Peer], zone: str, health_of: Callable[[Peer], Health]) -> Peer:
+    """Return the best of ``peers`` for a client in ``zone``; of equal ones the first."""
+    if len(peers) == 1:
+        return peers[0]
+
+    def rank(peer: Peer) -> tuple[bool, Health]:
+        return (peer.zone != zone, health_of(peer))
+
+    return min(peers, key=rank)
+
+
 _APPEND = RPCS_BY_NAME["Append"]
 
 
@@ -320,7 +376,7 @@ class Router:
         authorization = self._authorization(opening)
         if authorization is not None and self._requires_tls and peer != SERVICE:
             self._check_secrecy(journal, peer)
-        return Destination(call, journal, peer, where(peer, self._address), authorization)
+        return Destination(call, journal, peer, self._address, authorization)
 
     def _instead_of_service(self) -> Peer:
         """Return a broker that routes have named, once the service address has failed.
@@ -362,7 +418,7 @@ class Router:
             return None
         if to.authorization is not None and self._requires_tls and peer != SERVICE:
             self._check_secrecy(to.journal, peer)
-        return to._replace(peer=peer, where=where(peer, self._address))
+        return to._replace(peer=peer)
 
     def prepare_append(
         self, request: pb.AppendRequest, target: Target = ANYWHERE

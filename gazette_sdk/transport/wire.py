@@ -11,11 +11,6 @@ A :class:`Wire` takes an append in one of three ways:
 - :attr:`Wire.append_blocking`: a small append from plain code, without an event loop. Not every
   wire can do that.
 
-The broker of a call is a pure choice (:func:`choose`) over routes and the health of connections.
-The preference order is that of client section 7. Zone outranks health on purpose: with every member
-of our own zone failed the call fails, and is tried again with a fresh route, rather than paying for
-traffic across zones.
-
 Content messages are by far the most bytes and the plainest messages: one length-delimited field,
 with an offset before it where they are read. Building and cutting them by hand spares two copies
 and the message object. Whatever is not exactly of that shape takes the general path.
@@ -101,7 +96,7 @@ class Destination(NamedTuple):
         rpc: which call.
         journal: the journal it is about.
         peer: the broker.
-        where: the broker in words.
+        address: the service address, for messages of errors.
         authorization: the call's ``authorization``, where one is needed.
         metadata: further metadata of the call.
     """
@@ -109,9 +104,14 @@ class Destination(NamedTuple):
     rpc: Rpc
     journal: str | None
     peer: Peer
-    where: str
+    address: str
     authorization: str | None
     metadata: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def where(self) -> str:
+        """The broker in words."""
+        return where(self.peer, self.address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,59 +316,6 @@ def where(peer: Peer, address: str) -> str:
     if not peer.suffix:
         return peer.endpoint  # a further address of the service
     return f"broker {peer.zone}/{peer.suffix} ({peer.endpoint})"
-
-
-def candidates(target: Target, *, needs_primary: bool) -> list[Peer]:
-    """The peers that may serve a call, in route order; the service address when there is none.
-
-    Members whose endpoint is empty are passed over: their key has vanished, or the other side
-    never learned their address.
-
-    Args:
-        target: the route and the exact member which the caller names.
-        needs_primary: only the route's primary will do.
-
-    Raises:
-        UnavailableError: an exact member is wanted whose endpoint the route does not tell.
-    """
-    route = target.route
-    peers = _members_of(route) if route is not None else []
-    if target.member is not None:
-        wanted = (target.member.zone, target.member.suffix)
-        for peer in peers:
-            if peer.endpoint and (peer.zone, peer.suffix) == wanted:
-                return [peer]
-        raise UnavailableError(
-            f"no endpoint is known of broker {wanted[0]}/{wanted[1]}; it may have just left"
-        )
-    if needs_primary and route is not None:
-        peers = [peers[route.primary]] if 0 <= route.primary < len(peers) else []
-    return [peer for peer in peers if peer.endpoint] or [SERVICE]
-
-
-def members_of(route: pb.Route) -> list[Peer]:
-    """Return the members of a route whose endpoints it has."""
-    return [peer for peer in _members_of(route) if peer.endpoint]
-
-
-def _members_of(route: pb.Route) -> list[Peer]:
-    if len(route.endpoints) != len(route.members):
-        return []
-    return [
-        Peer(member.zone, member.suffix, endpoint)
-        for member, endpoint in zip(route.members, route.endpoints, strict=True)
-    ]
-
-
-def choose(peers: Sequence[Peer], zone: str, health_of: Callable[[Peer], Health]) -> Peer:
-    """The best of ``peers`` for a client in ``zone``; ties keep the earlier."""
-    if len(peers) == 1:
-        return peers[0]
-
-    def rank(peer: Peer) -> tuple[bool, Health]:
-        return (peer.zone != zone, health_of(peer))
-
-    return min(peers, key=rank)
 
 
 def action_for(peer: Peer, health: Health) -> Action:

@@ -54,7 +54,7 @@ def nothing_leaks():
 
 def destination(address, authorization=None):
     peer = Peer("zone", "member", address)
-    return Destination(RPCS_BY_NAME["Append"], "a/journal", peer, "the broker", authorization)
+    return Destination(RPCS_BY_NAME["Append"], "a/journal", peer, "http://service", authorization)
 
 
 def may_be_dialled(client, address):

@@ -27,7 +27,9 @@ JOURNAL = "orders/part-000"
 
 
 def prepared(authorization=None):
-    to = Destination(RPCS_BY_NAME["Append"], JOURNAL, Peer("a", "b", "c"), "there", authorization)
+    to = Destination(
+        RPCS_BY_NAME["Append"], JOURNAL, Peer("a", "b", "c"), "http://service", authorization
+    )
     return PreparedAppend(to, pb.AppendRequest(journal=JOURNAL), b"encoded")
 
 

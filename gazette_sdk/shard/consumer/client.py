@@ -231,8 +231,8 @@ class ShardClient(AsyncClosable):
             GazetteError: there is no answer.
         """
         metadata = () if proxy_header is None else ((PROXY_HEADER_METADATA, proxy_header),)
-        place, token = where(peer, self._address), self.authorization(wanted, peer)
-        to = Destination(rpc, None, peer, place, token, metadata)
+        token = self.authorization(wanted, peer)
+        to = Destination(rpc, None, peer, self._address, token, metadata)
         try:
             return await self._wire.call(to, request)
         except UnavailableError as error:

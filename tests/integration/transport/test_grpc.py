@@ -20,7 +20,8 @@ from gazette_sdk.testing.tcp_proxy import TcpProxy
 from gazette_sdk.transport import grpc as channels
 from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.grpc import GrpcTransport
-from gazette_sdk.transport.wire import SERVICE, Health, Target, candidates
+from gazette_sdk.transport.router import candidates
+from gazette_sdk.transport.wire import SERVICE, Health, Target
 from support.scripted_broker import (
     RefusalError,
     ScriptedBroker,

@@ -4,17 +4,8 @@ import pytest
 
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.wire import (
-    SERVICE,
-    Action,
-    Health,
-    Marks,
-    Peer,
-    Target,
-    action_for,
-    candidates,
-    choose,
-)
+from gazette_sdk.transport.router import candidates, choose
+from gazette_sdk.transport.wire import SERVICE, Action, Health, Marks, Peer, Target, action_for
 from support.vectors import group
 
 MEMBERS = ("remote/primary", "local/replica", "local/other-replica")
