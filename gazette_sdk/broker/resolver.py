@@ -213,16 +213,19 @@ class Resolver:
         if min_revision > self._keyspace.header.revision:
             await self._keyspace.wait_for_revision(min_revision)
 
-        name = strip_meta(journal)
+        known = partial(
+            self.known, claims=claims, may_proxy=may_proxy, require_primary=require_primary
+        )
+        found = known(journal) or known(name := strip_meta(journal))
+        if found is not None:
+            return found
         item = self._keyspace.item(name)
         if item is not None and not self._admits(claims, item):
-            return self._resolve(name, None, may_proxy=may_proxy, require_primary=require_primary)
-        known = self._known.get((name, may_proxy, require_primary))
-        if known is None:
-            known = self._resolve(name, item, may_proxy=may_proxy, require_primary=require_primary)
-            if item is not None:
-                self._known[name, may_proxy, require_primary] = known
-        return known
+            item = None
+        found = self._resolve(name, item, may_proxy=may_proxy, require_primary=require_primary)
+        if item is not None:
+            self._known[name, may_proxy, require_primary] = found
+        return found
 
     def known(
         self,
