@@ -29,7 +29,6 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import format_time
 from gazette_sdk.protocol.labels import value_of
 from gazette_sdk.protocol.names import (
-    at,
     clean_path,
     refuse_climbing,
     validate_journal,
@@ -112,18 +111,22 @@ def validate_fragment(fragment: pb.Fragment, path: str = "") -> None:
     Raises:
         ValidationError: of the first rule that is broken.
     """
-    validate_journal(fragment.journal, at(path, "Journal"))
+    try:
+        _check_fragment(fragment)
+    except ValidationError as error:
+        raise (error.within(path) if path else error) from None
+
+
+def _check_fragment(fragment: pb.Fragment) -> None:
+    validate_journal(fragment.journal, "Journal")
     if fragment.begin > fragment.end:
         raise ValidationError(
             f"expected begin <= end (have {fragment.begin}, {fragment.end})",
             kind="begin_after_end",
-            path=path,
         )
-    validate_codec(fragment.compression_codec, at(path, "CompressionCodec"))
+    validate_codec(fragment.compression_codec, "CompressionCodec")
     if fragment.path_postfix:
-        validate_path_component(
-            fragment.path_postfix, at(path, "PathPostfix"), *PATH_POSTFIX_LENGTH_BYTES
-        )
+        validate_path_component(fragment.path_postfix, "PathPostfix", *PATH_POSTFIX_LENGTH_BYTES)
 
 
 def length_of(fragment: pb.Fragment) -> int:

@@ -524,13 +524,12 @@ _BAD_USER = re.compile(r"[^A-Za-z0-9\-._:~!$&'()*+,;=%@]")
 
 
 def validate_url(url: str, path: str = "") -> None:
-    """Check that a text is a URL, absolute or not, or empty.
+    """Check that a text is a URL, absolute or not.
 
     Raises:
         ValidationError: kind ``url_parse``.
     """
-    if url:
-        _split(url, path)
+    _split(url, path)
 
 
 def _split(url: str, path: str) -> SplitResult:

@@ -118,7 +118,8 @@ def _validate_read_response(response: pb.ReadResponse) -> None:
                 "invalid_write_head",
                 f"invalid write_head ({write_head}; expected >= {fragment.end})",
             )
-        validate_url(response.fragment_url, "FragmentUrl")
+        if response.fragment_url:
+            validate_url(response.fragment_url, "FragmentUrl")
     elif response.status == pb.Status.OK:
         _refuse_set(
             ("offset", offset), ("fragment_url", response.fragment_url), beside="no fragment"
@@ -357,7 +358,8 @@ def _validate_fragments_response(response: pb.FragmentsResponse) -> None:
     _validate_status_and_header(response)
     for index, fragment in enumerate(response.fragments):
         validate_fragment(fragment.spec, f"Fragments[{index}].Spec")
-        validate_url(fragment.signed_url, f"Fragments[{index}].SignedUrl")
+        if fragment.signed_url:
+            validate_url(fragment.signed_url, f"Fragments[{index}].SignedUrl")
 
 
 def _validate_store_health_request(request: pb.FragmentStoreHealthRequest) -> None:
