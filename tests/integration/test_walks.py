@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 MODULES_MAX = {
     "publish": 16,
     "await_publish": 16,
-    "tail": 20,
+    "tail": 18,
     "read": 29,
     "consume": 44,
     "spark": 35,

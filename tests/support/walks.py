@@ -114,6 +114,38 @@ def other_cluster() -> Iterator[Transport]:
             server.stdin.close()
 
 
+@contextlib.contextmanager
+def other_writer(transport: Transport) -> Iterator[Callable[[], None]]:
+    """Yield a function that publishes an order in a process of its own.
+
+    What a writer enters is another walk than that of who reads what it writes.
+    """
+    command = [sys.executable, "-m", "support.walks", "write", transport.address]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as writer:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+
+        def publish_one() -> None:
+            writer.stdin.write("\n")
+            writer.stdin.flush()
+            assert writer.stdout.readline() == "acknowledged\n"
+
+        try:
+            yield publish_one
+        finally:
+            writer.stdin.close()
+
+
+def write() -> None:
+    """Publish an order for each line of the standard input."""
+    with publisher_of(connect(sys.argv[2])) as publisher:
+        for _ in sys.stdin:
+            publisher.publish(Order("ada", 1)).result(WAIT_S)
+            print("acknowledged", flush=True)
+
+
 def serve() -> None:
     with tempfile.TemporaryDirectory() as data, EmbeddedCluster(data, sync_etcd=False) as cluster:
         print(cluster.address, flush=True)
@@ -161,26 +193,24 @@ def read() -> None:
 
 
 def tail() -> None:
-    with other_cluster() as transport, publisher_of(transport) as publisher:
-        publisher.publish(Order("ada", 0)).result(WAIT_S)
+    with other_cluster() as transport, other_writer(transport) as publish_one:
+        publish_one()
         reader = Reader(Order, "topic=orders", transport=transport, block=True, offsets="end")
         messages = iter(reader)
 
         def later() -> None:
-            sys.setprofile(None)  # what the writer enters is another walk
-            for cents in range(4 + TRIES):
+            for _ in range(4 + TRIES):
                 time.sleep(0.1)
-                writer.publish(Order("ada", cents)).result(WAIT_S)
+                publish_one()
 
-        with publisher_of(connect(transport.address)) as writer:
-            thread = threading.Thread(target=later)
-            thread.start()
-            for _ in range(4):
+        thread = threading.Thread(target=later)
+        thread.start()
+        for _ in range(4):
+            next(messages)
+        for _ in range(TRIES):
+            with PROFILE.on():
                 next(messages)
-            for _ in range(TRIES):
-                with PROFILE.on():
-                    next(messages)
-            thread.join()
+        thread.join()
 
 
 def consume() -> None:
@@ -188,18 +218,17 @@ def consume() -> None:
     with (
         other_cluster() as transport,
         shard.EmbeddedConsumer(totals, transport=transport) as consumer,
-        publisher_of(connect(transport.address)) as publisher,
+        other_writer(transport) as publish_one,
     ):
         for _ in range(10):
-            publisher.publish(Order("ada", 1)).result(WAIT_S)
+            publish_one()
         consumer.wait_caught_up(WAIT_S)
         for _ in range(3):
-            publisher.publish(Order("ada", 1)).result(WAIT_S)
+            publish_one()
             time.sleep(0.3)
-        sys.setprofile(None)  # what the publisher enters is another walk
         for _ in range(5):
             with PROFILE.on():
-                publisher.publish(Order("ada", 1)).result(WAIT_S)
+                publish_one()
                 time.sleep(0.3)
 
 
@@ -309,13 +338,13 @@ def get() -> None:
 WALKS = {
     walk.__name__: walk
     for walk in (
-        *(serve, publish, await_publish, read, tail, consume, spark, allocate),
+        *(serve, write, publish, await_publish, read, tail, consume, spark, allocate),
         *(append, deliver, put, get),
     )
 }
 
 if __name__ == "__main__":
     WALKS[sys.argv[1]]()
-    if sys.argv[1] != "serve":
+    if sys.argv[1] not in {"serve", "write"}:
         print(json.dumps(PROFILE.calls), flush=True)
     os._exit(0)  # without the time that closing takes
