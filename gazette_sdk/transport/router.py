@@ -86,8 +86,8 @@ class CachedRoute:
 
     Attributes:
         route: the route. Never changed in place.
-        append: plain append of the journal at its primary, once one was prepared: broker and
-            encoded opening request, without a token.
+        append: last append that was prepared for the journal's primary: broker and encoded
+            opening request, without a token.
         expires_at: monotonic seconds from which it is not used any more.
     """
 
@@ -425,9 +425,9 @@ class Router:
     ) -> PreparedAppend:
         """Choose the broker of an append, and encode its opening request.
 
-        What is the same for every plain append of a journal is kept with its route. Metadata of
-        the journal's name is stripped, unless the caller names an exact broker: other
-        implementations' brokers cannot proxy an append with metadata.
+        The last one of a journal is kept with its route, as most are alike: plain ones, and those
+        of a recovery log's author. Metadata of the journal's name is stripped, unless the caller
+        names an exact broker: other implementations' brokers cannot proxy an append with metadata.
 
         Raises:
             ValidationError: the request is malformed.
@@ -442,7 +442,8 @@ class Router:
             return append._replace(
                 to=append.to._replace(authorization=self._authorization(request))
             )
-        is_plain = request == pb.AppendRequest(journal=journal)
+        if cached is not None:
+            target = Target(cached.route)
         if target.member is None and strip_meta(journal) != journal:
             stripped = pb.AppendRequest()
             stripped.CopyFrom(request)
@@ -451,14 +452,9 @@ class Router:
         rpc.validate(request)
         to = self.destination(_APPEND, journal, target, request, needs_primary=True)
         append = PreparedAppend(to, request, request.SerializeToString())
-        if (
-            cached is not None
-            and is_plain
-            and to.peer in candidates(Target(cached.route), needs_primary=True)
-            and to.peer != SERVICE
-            and request.journal == journal
-        ):
-            kept = pb.AppendRequest(journal=journal)
+        if cached is not None and to.peer != SERVICE and request.journal == journal:
+            kept = pb.AppendRequest()
+            kept.CopyFrom(request)
             cached.append = PreparedAppend(to._replace(authorization=None), kept, append.encoded)
         return append
 

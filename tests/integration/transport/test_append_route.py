@@ -92,7 +92,7 @@ def test_what_is_the_same_for_all_appends_of_a_route_is_prepared_once():
     assert transport.router.prepare_append(PLAIN).to.peer == SERVICE
 
 
-def test_preconditions_and_other_requests_are_prepared_each_time():
+def test_another_request_is_prepared_anew_and_its_repetition_is_not():
     transport = StreamTransport("http://localhost:1")
     transport.routes.update(JOURNAL, route_to("http://one:1"))
     plain = transport.router.prepare_append(PLAIN)
@@ -101,6 +101,9 @@ def test_preconditions_and_other_requests_are_prepared_each_time():
     assert append.request == fenced
     assert pb.AppendRequest.FromString(append.encoded) == fenced
     assert append.to.peer == plain.to.peer
+    assert transport.router.prepare_append(fenced) is transport.router.prepare_append(fenced)
+    fenced.offset = 8
+    assert transport.router.prepare_append(fenced).request.offset == 8
     assert transport.router.prepare_append(PLAIN).encoded == plain.encoded
     with pytest.raises(ValidationError):
         transport.router.prepare_append(pb.AppendRequest(journal=JOURNAL, offset=-1))
