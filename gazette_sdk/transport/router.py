@@ -452,7 +452,12 @@ class Router:
         rpc.validate(request)
         to = self.destination(_APPEND, journal, target, request, needs_primary=True)
         append = PreparedAppend(to, request, request.SerializeToString())
-        if cached is not None and to.peer != SERVICE and request.journal == journal:
+        if (
+            cached is not None
+            and to.peer != SERVICE
+            and to.peer in candidates(target, needs_primary=True)  # not one in place of the service
+            and request.journal == journal
+        ):
             kept = pb.AppendRequest()
             kept.CopyFrom(request)
             cached.append = PreparedAppend(to._replace(authorization=None), kept, append.encoded)

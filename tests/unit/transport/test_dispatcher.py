@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.router import candidates, choose
+from gazette_sdk.protocol.rules import RPCS_BY_NAME
+from gazette_sdk.transport.router import RouteCache, Router, candidates, choose
 from gazette_sdk.transport.wire import SERVICE, Action, Health, Marks, Peer, Target, action_for
 from support.vectors import group
 
@@ -120,3 +123,36 @@ def test_an_exact_member_of_unknown_endpoint_is_unavailable():
 
 def test_a_failed_service_address_is_waited_for():
     assert action_for(SERVICE, Health.FAILED) is Action.WAIT
+
+
+def router_over(route):
+    cache = RouteCache()
+    cache.update("a/journal", route)
+    wire = SimpleNamespace(health=lambda _: Health.IDLE, unavailable=lambda _: None)
+    return Router("http://service", wire, cache, zone="local", authorizer=None, requires_tls=False)
+
+
+def author(value):
+    labels = pb.LabelSet(labels=[pb.Label(name="author", value=value)])
+    return pb.AppendRequest(journal="a/journal", check_registers=pb.LabelSelector(include=labels))
+
+
+def test_the_last_append_of_a_journal_is_kept_with_its_route():
+    router = router_over(ROUTE)
+    first = router.prepare_append(author("one"))
+    assert router.prepare_append(author("one")) == first
+    other = router.prepare_append(author("two"))
+    assert other.encoded == author("two").SerializeToString()
+    assert other.to.peer == first.to.peer == PEERS["remote/primary"]
+
+
+def test_a_broker_that_stands_in_for_the_service_is_not_kept():
+    route = pb.Route()
+    route.CopyFrom(ROUTE)
+    route.primary = -1
+    router = router_over(route)
+    to = router.destination(RPCS_BY_NAME["Append"], "other", Target(), author("one"))
+    router.unavailable(to._replace(peer=SERVICE), UnavailableError("it has died"))
+    assert router.prepare_append(author("one")).to.peer == PEERS["local/replica"]
+    router.routes.forget_broker(PEERS["local/replica"])
+    assert router.prepare_append(author("one")).to.peer == PEERS["local/other-replica"]
