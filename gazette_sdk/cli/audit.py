@@ -196,6 +196,7 @@ class AuditJournal:
                 self._attempts += 1
         except Exception:  # noqa: BLE001 - the outermost boundary of a task
             self._problem = "an unexpected error is in the log of the broker; start it again"
+            self._failing_since_s = self._failing_since_s or time.monotonic()
             _log.exception("audit records are in the log only, and not in %s", self._journal)
 
     async def _write(self, transport: Transport) -> bool:

@@ -158,6 +158,17 @@ CASES = (
          {named("gazette_shards_without_primary", application="totals"): "1x9 0x9"}, 14),
     Case("GazetteShardNoPrimary",
          {named("gazette_shards_without_primary", application="totals"): "1 0x9"}, 5),
+    Case("GazetteAuditJournalFailing", {named("gazette_audit_journal_failing_seconds"): "0+60x20"},
+         7, (AT_BROKER,)),
+    Case("GazetteAuditJournalFailing", {named("gazette_audit_journal_failing_seconds"): "0+60x20"},
+         4),
+    Case("GazetteAuditJournalFailing",
+         {named("gazette_audit_journal_failing_seconds"): "0+60x9 0x20"}, 12),
+    Case("GazetteAuditRecordsDropped",
+         {named("gazette_audit_dropped_records_total"): "0x9 7x40"}, 12, (AT_BROKER,)),
+    Case("GazetteAuditRecordsDropped",
+         {named("gazette_audit_dropped_records_total"): "0x9 7x40"}, 30),
+    Case("GazetteAuditRecordsDropped", {named("gazette_audit_dropped_records_total"): "7x40"}, 30),
     Case("GazetteAppendBudgetBurnsFast", appends(50), 70, (MIXED,)),
     Case("GazetteAppendBudgetBurnsFast", appends(5), 70),
     Case("GazetteAppendBudgetBurnsFast", appends(0, later="0+50x40 2000x60"), 70),
@@ -178,7 +189,7 @@ def expected(alert: str, labels: dict[str, str]) -> dict[str, Any]:
 
 
 def test_each_alert_is_tested_while_it_fires_and_while_it_does_not():
-    assert len([name for name in alerts() if "Budget" not in name]) == 15
+    assert len([name for name in alerts() if "Budget" not in name]) == 17
     for name in alerts():
         outcomes = [bool(case.fires) for case in CASES if case.alert == name]
         assert len(outcomes) >= 2, name

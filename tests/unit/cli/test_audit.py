@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 
-from gazette_sdk.broker.metrics import AUDIT_DROPPED
+from gazette_sdk.broker.metrics import AUDIT_DROPPED, AUDIT_FAILING_SECONDS
 from gazette_sdk.cli.audit import AuditJournal
 from gazette_sdk.server.authorization import RECORDS_PER_SECOND_MAX, AuditEvent, AuditLog
 from support.etcd import run
@@ -31,6 +31,24 @@ def test_the_queue_is_bounded_and_what_it_does_not_take_is_counted(caplog):
     assert "3 audit records are in the log, and may not be in the journal ops/audit" in caplog.text
     audit.put(REFUSED, 0)
     assert AUDIT_DROPPED.value - before == 6
+
+
+def test_records_that_an_unexpected_error_leaves_are_late_in_the_metrics(caplog):
+    class Broken:
+        async def aclose(self):
+            """Do nothing."""
+
+    async def scenario():
+        audit = journal()
+        audit.begin(Broken())
+        audit.put(REFUSED, 0)
+        await audit._task
+        [metric] = AUDIT_FAILING_SECONDS.collect()
+        await audit.aclose()
+        return metric.samples[0].value
+
+    assert run(scenario()) > 0
+    assert "audit records are in the log only, and not in ops/audit" in caplog.text
 
 
 def test_an_append_to_the_journal_is_no_record_and_a_refused_one_is():

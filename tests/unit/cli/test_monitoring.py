@@ -144,7 +144,7 @@ def test_the_configuration_of_the_page_is_good(tmp_path: Path):
     assert GAZETTE.main(["monitoring", "write", str(tmp_path / "monitoring")]) == 0
     (tmp_path / block.file_name).write_text(block.text)
     said = checked_by_promtool(tmp_path, "check", "config", block.file_name)
-    assert "15 rules found" in said
+    assert "17 rules found" in said
 
 
 def test_commands_of_runbooks_are_those_of_the_programs():
