@@ -230,7 +230,10 @@ class ReentrantCallError(GazetteError):
 class UserCodeError(GazetteError):
     """User code raised what ends an iteration, a task or the process, such as StopIteration.
 
-    Remedy: catch the exception in the function that the text names, and raise another one there.
+    Or it returned a coroutine or a generator, of which nothing has run.
+
+    Remedy: catch the exception in the function that the text names, and raise another one there; or
+    have the function do its work before it returns.
 
     Args:
         message: the failure.

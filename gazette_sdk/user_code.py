@@ -20,6 +20,8 @@ any other Exception         as it is                as it is
 ==========================  ======================  =============================================
 
 The text of an exception is user code, too: :func:`text_of` returns it whatever ``__str__`` does.
+What a plain function returns is checked by :func:`check_done` where nothing else uses it: of a
+coroutine or a generator nothing has run.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ import asyncio
 import contextlib
 import contextvars
 import functools
+import inspect
 import logging
+import types
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from operator import length_hint
@@ -44,6 +48,8 @@ EXITS = (KeyboardInterrupt, SystemExit)
 """Exceptions that end the process."""
 
 _ENDS = (StopIteration, StopAsyncIteration)
+
+_NOT_RUN = (types.CoroutineType, types.GeneratorType, types.AsyncGeneratorType)
 
 _CAUSES_MAX = 16
 """Causes of an exception that are looked at."""
@@ -121,6 +127,36 @@ async def acontained(function: Callable[..., Awaitable[T]], *arguments: Any, **n
         if not _is_control_flow(error) or is_cancellation(error):
             raise
         raise error_of(error, function) from error
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Return True for ``async def``: a function, a partial of one, or a callable object."""
+    return inspect.iscoroutinefunction(_called(function))
+
+
+def is_generator(function: Callable[..., Any]) -> bool:
+    """Return True for functions with ``yield``, of which a call runs nothing."""
+    called = _called(function)
+    return inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)
+
+
+def check_done(result: object, function: Callable[..., Any]) -> None:
+    """Check what a function returned that has done its work by then.
+
+    Raises:
+        UserCodeError: a coroutine or a generator, of which nothing has run.
+    """
+    if not isinstance(result, _NOT_RUN):
+        return
+    if isinstance(result, types.CoroutineType):
+        result.close()  # without the warning that it was never awaited
+    what = type(result).__name__.replace("_", " ")
+    error = TypeError(f"returned a {what}")
+    raise UserCodeError(
+        f"{_name_of(function)} returned a {what}, of which nothing has run: declare it by"
+        " `async def` where that is possible, await or run it there, or return without `yield`",
+        error=error,
+    ) from error
 
 
 def notify(callback: Callable[..., object], *arguments: Any) -> None:
@@ -255,10 +291,22 @@ def encodable(text: str) -> str:
     return str.encode(text, "utf-8", "backslashreplace").decode()
 
 
-def _name_of(function: Callable[..., Any]) -> str:
-    """Return the name of a function, with its module."""
+def _called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that a call runs: of a partial, or of an object's class."""
+    function = _function_of(function)
+    is_object = not inspect.isroutine(function) and not isinstance(function, type)
+    return type(function).__call__ if is_object else function
+
+
+def _function_of(function: Callable[..., Any]) -> Callable[..., Any]:
     while isinstance(function, functools.partial):
         function = function.func
+    return function
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function, with its module."""
+    function = _function_of(function)
     name = getattr(function, "__qualname__", None)
     if not isinstance(name, str):
         return f"an object of {encodable(type(function).__qualname__)}"

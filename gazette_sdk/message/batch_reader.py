@@ -76,7 +76,7 @@ from gazette_sdk.tracing import enabled
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.loop import OwnedLock, guarded, is_running
-from gazette_sdk.user_code import call, check_raised, text_of
+from gazette_sdk.user_code import call, check_done, check_raised, text_of
 
 T = TypeVar("T")
 
@@ -792,7 +792,7 @@ class BatchReader(Generic[T]):
         if self._on_error == "skip":
             _log.warning("passed over: %s", error)
         else:
-            call(self._on_error, error)
+            check_done(call(self._on_error, error), self._on_error)
 
     # ------------------------------------------------------------------ accept
 

@@ -18,9 +18,12 @@ from gazette_sdk.user_code import (
     acontained,
     call,
     call_each,
+    check_done,
     contained,
     described,
     exit_within,
+    is_async,
+    is_generator,
     notify,
     text_of,
 )
@@ -133,6 +136,55 @@ def test_every_exception_has_a_text_that_can_be_encoded(error, text):
     text_of(error).encode()
 
 
+# ------------------------------------------------------- functions that do not run
+
+
+async def coroutine():
+    """Nothing."""
+
+
+def generator():
+    yield
+
+
+async def generator_async():
+    yield
+
+
+class Callable:
+    async def __call__(self):
+        """Nothing."""
+
+
+@pytest.mark.parametrize("given", [coroutine, partial(coroutine), Callable(), partial(Callable())])
+def test_every_form_of_a_coroutine_function_is_one(given):
+    assert is_async(given)
+    assert not is_generator(given)
+
+
+@pytest.mark.parametrize("given", [generator, generator_async, partial(generator)])
+def test_functions_that_yield_are_generators(given):
+    assert is_generator(given)
+    assert not is_async(given)
+
+
+@pytest.mark.parametrize("given", [print, int, partial(print), itemgetter(0), [].append])
+def test_other_functions_are_neither(given):
+    assert not is_async(given)
+    assert not is_generator(given)
+
+
+@pytest.mark.parametrize("given", [coroutine, generator, generator_async])
+def test_what_has_not_run_is_no_result(given):
+    with pytest.raises(UserCodeError, match=f"{given.__name__} returned a .*nothing has run"):
+        check_done(given(), given)
+
+
+def test_any_other_result_is_done():
+    for each in (None, 1, "text", [], iter([])):
+        check_done(each, print)
+
+
 # ----------------------------------------------------------------- the code itself
 
 ROOMS = ("framing", "message", "shard")
@@ -165,7 +217,7 @@ HOOKS = frozenset(
 
 HELPERS = frozenset({"call", "call_each", "contained", "acontained", "notify"})
 
-HELPED = frozenset({"call_validate", "_call_validate", "_consume_or_leave_out"})
+HELPED = frozenset({"call_validate", "_consume_or_leave_out"})
 """Functions of ours that only the helper calls, or a guarded loop."""
 
 ITERATING = frozenset({"map", "filter", "starmap", "iter", "reduce", "takewhile", "dropwhile"})

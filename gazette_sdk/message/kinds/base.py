@@ -22,6 +22,7 @@ from gazette_sdk.errors import ValidationError
 from gazette_sdk.framing import Frames, Framing
 from gazette_sdk.framing.base import Buffer
 from gazette_sdk.message.uuid import RawUuid, Stamp
+from gazette_sdk.user_code import check_done
 
 M = TypeVar("M")
 
@@ -276,6 +277,16 @@ class Kind(abc.ABC, Generic[M]):
     @abc.abstractmethod
     def new_acknowledgement(self, message: M, journal: str) -> M:
         """Return an empty message, to end ``message``'s transaction by an acknowledging UUID."""
+
+
+def call_validate(message: Any) -> None:
+    """Call the ``validate`` method of the message.
+
+    Raises:
+        UserCodeError: it is ``async def``, or has a ``yield``: nothing of it has run.
+        Exception: whatever it raises.
+    """
+    check_done(message.validate(), type(message).validate)
 
 
 FINDERS: list[Callable[[type[Any]], Kind[Any] | None]] = []

@@ -39,6 +39,7 @@ from gazette_sdk.message.kinds.base import (
     JsonMessage,
     Kind,
     Spliced,
+    call_validate,
     empty_instance,
     known_kind,
     name_of,
@@ -885,11 +886,6 @@ def _refused_field(message_type: type[Any], fields: Iterable[str]) -> str:
         except TypeError:
             return f", {name!r}"
     return ""
-
-
-def call_validate(message: Any) -> object:
-    """Call the ``validate`` method of the message."""
-    return message.validate()
 
 
 def replaced(message: Any, field: str, value: object) -> Any:

@@ -22,7 +22,7 @@ from google.protobuf.message import Message
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.framing import Csv, Frames, Framing
 from gazette_sdk.framing.base import Buffer
-from gazette_sdk.message.kinds.base import Decoded, Kind
+from gazette_sdk.message.kinds.base import Decoded, Kind, call_validate
 from gazette_sdk.message.runs import InvalidUuidError, parse_text_uuids
 from gazette_sdk.message.uuid import TEXT_BYTES, RawUuid, Stamp, uuid_of_text
 from gazette_sdk.tracing import PARENT_KEY, is_sampled
@@ -70,7 +70,7 @@ class CsvKind(Kind[Any]):
     def __init__(self, message_type: type[Any]) -> None:
         super().__init__(message_type)
         if callable(getattr(message_type, "validate", None)):
-            self.validate = _call_validate
+            self.validate = call_validate
 
     # -------------------------------------------------------------- encoding
 
@@ -216,10 +216,6 @@ def _uuids_at_fixed_place(buffer: Buffer, frames: Frames) -> npt.NDArray[np.uint
         return None
     texts = content[begins[:, None] + np.arange(TEXT_BYTES)]
     return None if parse_text_uuids(texts) is None else texts
-
-
-def _call_validate(message: Any) -> object:
-    return message.validate()
 
 
 _UUID_BYTES = 16

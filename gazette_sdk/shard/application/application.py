@@ -43,6 +43,7 @@ from gazette_sdk.shard.transaction.windows import (
     state_codec,
     windows_of_key,
 )
+from gazette_sdk.user_code import is_async, is_generator
 
 if TYPE_CHECKING:
     from gazette_sdk.message.mapping import Mapping
@@ -235,6 +236,7 @@ _HOOKS_OF_WINDOWS = {
     "on_updated": ("a window", "(txn, window)"),
 }
 _HOOKS = ("begin", "consume", "on_timer", *_HOOKS_OF_WINDOWS, "finalize", "finished")
+_PLAIN_HOOKS = ("start", "new_store", "new_message", "stop", "rpcs")
 
 NAME_LENGTH_BYTES = (1, 128)
 """Least and greatest length of an application's name."""
@@ -546,7 +548,7 @@ class Application(Generic[M, S]):
     @property
     def is_async(self) -> bool:
         """True if the hooks are coroutine functions."""
-        return inspect.iscoroutinefunction(self.consume)
+        return is_async(self.consume)
 
     @property
     def all_sources(self) -> Sources | None:
@@ -647,10 +649,23 @@ class Application(Generic[M, S]):
             _check_keeps(name, self.store, "timers", "put_timers")
         self._validate_windows(name)
         wanted = self.is_async
+        for hook in _PLAIN_HOOKS:
+            function = getattr(self, hook)
+            if is_async(function) or is_generator(function):
+                raise ConfigurationError(
+                    f"{name}: `{hook}` is called by itself, and nothing of it would run: define it"
+                    " with `def` alone, without `yield`"
+                )
         for hook in _HOOKS:
             if _is_inherited(self, hook):
                 continue
-            if inspect.iscoroutinefunction(getattr(self, hook)) != wanted:
+            function = getattr(self, hook)
+            if is_generator(function):
+                raise ConfigurationError(
+                    f"{name}: `{hook}` has a `yield`, so that a call of it runs nothing: define it"
+                    " without"
+                )
+            if is_async(function) != wanted:
                 raise ConfigurationError(
                     f"{name}: `{hook}` and `consume` are of two kinds; define all hooks with `def`,"
                     " or all with `async def`"

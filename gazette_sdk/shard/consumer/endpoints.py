@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import inspect
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -61,7 +60,15 @@ from gazette_sdk.shard.transaction.tables import Table
 from gazette_sdk.shard.transaction.windows import Declared
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wire import Tls
-from gazette_sdk.user_code import acontained, contained, described, exit_within, on_worker, text_of
+from gazette_sdk.user_code import (
+    acontained,
+    contained,
+    described,
+    exit_within,
+    is_async,
+    on_worker,
+    text_of,
+)
 
 T = TypeVar("T")
 
@@ -420,7 +427,7 @@ class EndpointCalls:
             tables=self._tables,
         )
         with self._ending():
-            if inspect.iscoroutinefunction(serve):
+            if is_async(serve):
                 return await _acall(serve, shard.store, query, parameters)
             # It needs the store until it returns, also if the caller gives up.
             return await self._queries.run_over(shard.store, _call, serve, query, parameters)
@@ -428,7 +435,7 @@ class EndpointCalls:
     async def run_alone(self, serve: Handler, request: object) -> Any:
         """Call a function of a request that is about no shard."""
         with self._ending():
-            if inspect.iscoroutinefunction(serve):
+            if is_async(serve):
                 return await acontained(serve, request)
             return await self._queries.run(serve, request)
 

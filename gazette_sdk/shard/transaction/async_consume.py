@@ -15,12 +15,13 @@ from gazette_sdk.shard.transaction.consume import (
     MessageConsumer,
     PreparedCommit,
     Slice,
+    check_consumed,
     timer_failed,
 )
 from gazette_sdk.shard.transaction.failure import HandlerFailedError, HookFailedError
 from gazette_sdk.shard.transaction.machine import Action, CommitStep, Current
 from gazette_sdk.shard.transaction.transaction import DeferError
-from gazette_sdk.user_code import is_cancellation
+from gazette_sdk.user_code import check_done, is_cancellation
 
 AnyCall = Callable[..., Awaitable[Any]]
 """Function that calls another one, and returns its result."""
@@ -132,7 +133,7 @@ class AsyncConsumer:
         try:
             called = due.hook(self._consumer.txn, due.argument)
             if called is not None:  # the base's hook is no coroutine function
-                await called
+                check_done(await called, due.hook)
         except BaseException as error:
             if is_cancellation(error):
                 raise
@@ -176,11 +177,13 @@ class AsyncConsumer:
                 consumer.put_into(table, envelope.message)
                 return
             event_us = consumer.event_us(envelope)
-            await consumer.handler(txn, envelope.message)
+            returned = await consumer.handler(txn, envelope.message)
+            check_consumed(returned, consumer.handler)
             for window in consumer.late_windows():
-                called = consumer.application.on_late(txn, envelope.message, window)
+                late = consumer.application.on_late
+                called = late(txn, envelope.message, window)
                 if called is not None:
-                    await called
+                    check_consumed(await called, late)
             if consumer.bad.validates_each:
                 await self._on_worker(consumer.validate_state)
         except BaseException as error:
@@ -198,9 +201,10 @@ class AsyncConsumer:
 
     async def _call_hook(self, name: str) -> None:
         try:
-            called = getattr(self._consumer.application, name)(self._consumer.txn)
+            hook = getattr(self._consumer.application, name)
+            called = hook(self._consumer.txn)
             if called is not None:  # the base's hook is no coroutine function
-                await called
+                check_done(await called, hook)
         except BaseException as error:
             if is_cancellation(error):
                 raise

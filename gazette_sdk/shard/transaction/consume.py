@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from gazette_sdk.errors import UserCodeError
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.uuid import Envelope, parse_raw_uuid, unix_100ns_of_clock
 from gazette_sdk.shard.application.application import Application
@@ -41,6 +42,7 @@ from gazette_sdk.shard.transaction.transaction import (
     Transaction,
 )
 from gazette_sdk.shard.transaction.windows import Window
+from gazette_sdk.user_code import check_done
 
 LOOK_PERIOD_S = 0.2
 """Time between two looks at the write heads of sources, for timers of event time."""
@@ -288,7 +290,8 @@ class MessageConsumer:
         try:
             for envelope in self.rest:
                 txn.envelope = envelope
-                handle(txn, envelope.message)
+                if (returned := handle(txn, envelope.message)) is not None:
+                    check_consumed(returned, self.handler)
                 if now() >= deadline:
                     return Slice(more=True, closes=self.is_full)
         except DeferError:
@@ -315,7 +318,7 @@ class MessageConsumer:
         txn = self.txn
         txn.envelope = None
         try:
-            self.application.finalize(txn)
+            check_done(self.application.finalize(txn), self.application.finalize)
         except BaseException as error:
             raise HookFailedError("finalize", error) from error
         self.validate_state()
@@ -673,7 +676,7 @@ class MessageConsumer:
         """Fire timers that are due; return None if none is left."""
         while (due := self.next_timer()) is not None:
             try:
-                due.hook(self.txn, due.argument)
+                check_done(due.hook(self.txn, due.argument), due.hook)
             except BaseException as error:
                 raise timer_failed(due, error) from error
             if (done := self.timer_fired(deadline)) is not None:
@@ -714,7 +717,7 @@ class MessageConsumer:
         self.begin()
         self.txn.store.begin()
         try:
-            self.application.begin(self.txn)
+            check_done(self.application.begin(self.txn), self.application.begin)
         except BaseException as error:
             raise HookFailedError("begin", error) from error
         self.machine.consumed(time.monotonic())
@@ -740,9 +743,10 @@ class MessageConsumer:
                 self.put_into(table, message)
                 return
             event_us = self.event_us(envelope)
-            self.handler(txn, message)
+            check_consumed(self.handler(txn, message), self.handler)
             for window in self.late_windows():
-                self.application.on_late(txn, message, window)
+                late = self.application.on_late
+                check_consumed(late(txn, message, window), late)
             if self.bad.validates_each:
                 self.validate_state()
         except BaseException as error:
@@ -770,7 +774,7 @@ class MessageConsumer:
         """
         while (due := self.next_event_timer()) is not None:
             try:
-                due.hook(self.txn, due.argument)
+                check_done(due.hook(self.txn, due.argument), due.hook)
             except BaseException as error:
                 raise timer_failed(due, error) from error
             self.check_full()
@@ -778,6 +782,18 @@ class MessageConsumer:
 
 def _end_entry(txn: Transaction[Any], timer: ExpiryTimer) -> None:
     txn.store.end_entry(timer.entry)
+
+
+def check_consumed(returned: object, hook: Callable[..., Any]) -> None:
+    """Check what the hook of a message returned. Another record would do no better.
+
+    Raises:
+        HookFailedError: nothing of it has run.
+    """
+    try:
+        check_done(returned, hook)
+    except UserCodeError as error:
+        raise HookFailedError("consume", error) from error
 
 
 def timer_failed(due: Due, error: BaseException) -> HookFailedError:

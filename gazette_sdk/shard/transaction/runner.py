@@ -70,7 +70,7 @@ from gazette_sdk.shard.transaction.transaction import (
 from gazette_sdk.shard.transaction.windows import new_windows
 from gazette_sdk.tracing import enabled
 from gazette_sdk.transport.append.queue import AnyFuture
-from gazette_sdk.user_code import acontained, is_cancellation, on_worker
+from gazette_sdk.user_code import acontained, check_done, is_cancellation, on_worker
 
 
 class Progress:
@@ -671,9 +671,10 @@ class Runner:
         if getattr(hook, "__func__", None) is vars(Application)[name]:
             return
         if self._application.is_async:
-            await acontained(hook, self._txn, *arguments)
+            returned = await acontained(hook, self._txn, *arguments)
         else:
-            await self._on_worker(hook, self._txn, *arguments)
+            returned = await self._on_worker(hook, self._txn, *arguments)
+        check_done(returned, hook)
 
     async def _call_store(self, name: str, *arguments: object) -> Any:
         """Call the store: on the loop where it is a coroutine function, else on a worker."""

@@ -18,6 +18,7 @@ from gazette_sdk.errors import (
     GazetteError,
     OversizedFrameError,
     TornFrameError,
+    UserCodeError,
 )
 from gazette_sdk.framing import Framing, JsonLines, framing_for
 from gazette_sdk.message.uuid import CONTINUE_TXN
@@ -100,6 +101,16 @@ def test_a_function_may_raise_what_it_likes():
         with pytest.raises(LookupError, match=str(len(frame(0, 1, TICK)))):
             numbers(reader)
     assert reader.checkpoint().offsets == {"a/journal": len(frame(0, 1, TICK))}
+
+
+def test_a_function_of_which_nothing_has_run_passes_over_nothing():
+    async def later(error):
+        """Nothing."""
+
+    content = b"{\n" + frame(1, 1, 2 * TICK)
+    reader = Reader(dict, name="a/journal", transport=transport_of(content), on_error=later)
+    with pytest.raises(UserCodeError, match="later returned a coroutine, of which nothing has run"):
+        numbers(reader)
 
 
 def test_a_poison_record_within_a_transaction_is_passed_over_when_that_is_read_again():

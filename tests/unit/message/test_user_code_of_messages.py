@@ -109,6 +109,23 @@ def test_a_validator_that_ends_an_iteration_refuses_its_batch(transport, kind, o
     assert transport.content_of("a/journal") == b""
 
 
+@dataclass
+class CheckedLater(JsonMessage):
+    n: int
+
+    async def validate(self):
+        """Nothing of it ever runs."""
+
+
+def test_a_validator_of_which_nothing_has_run_refuses_its_message(transport):
+    transport.create("a/journal")
+    with Publisher(TO, transport=transport) as publisher:
+        for publish in (publisher.publish, lambda message: publisher.publish_batch([message])):
+            with pytest.raises(UserCodeError, match=r"validate returned a coroutine"):
+                publish(CheckedLater(1))
+    assert transport.content_of("a/journal") == b""
+
+
 def test_a_serializer_that_ends_an_iteration_refuses_its_batch(transport, kind):
     class Model(pydantic.BaseModel):
         n: int

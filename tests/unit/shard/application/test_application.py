@@ -295,6 +295,39 @@ def test_coroutine_functions_are_hooks():
     assert totals.is_async
 
 
+def test_objects_whose_call_is_a_coroutine_function_are_hooks():
+    class Totals:
+        async def __call__(self, txn, order):
+            """Nothing."""
+
+    assert shard.handler(message=Order, store=Store)(Totals()).is_async
+
+
+def test_a_function_with_a_yield_is_refused():
+    def yielding(txn, order):
+        yield
+
+    async def yielding_async(txn, order):
+        yield
+
+    for function in (yielding, yielding_async):
+        with pytest.raises(ConfigurationError, match="`consume` has a `yield`"):
+            shard.handler(message=Order, store=Store)(function)
+
+
+@pytest.mark.parametrize("hook", ["start", "stop", "new_store"])
+def test_a_hook_that_is_never_awaited_is_refused(hook):
+    async def never(self, *_):
+        """Nothing."""
+
+    def consume(self, txn, order):
+        """Nothing."""
+
+    declared = {"message": Order, "store": Store, "consume": consume, hook: never}
+    with pytest.raises(ConfigurationError, match=f"`{hook}` is called by itself"):
+        type("Started", (shard.Application,), declared)()
+
+
 def test_a_function_on_an_asynchronous_store_is_refused():
     class Remote:
         is_async = True

@@ -175,6 +175,32 @@ def test_hooks_and_steps_are_in_order(kind):
     assert steps == list(CommitStep)
 
 
+async def add_later(txn, order):
+    add(txn, order)
+
+
+def add_as_if_plain(txn, order):
+    return add_later(txn, order)
+
+
+async def add_without_await(txn, order):
+    return add_later(txn, order)
+
+
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+@pytest.mark.parametrize("handler", [add_as_if_plain, add_without_await])
+def test_a_handler_of_which_nothing_has_run_fails_its_shard(handler, on_error):
+    with pytest.raises(HookFailedError, match="returned a coroutine, of which nothing has run"):
+        run_handler(declared(handler, on_error=on_error), ORDERS)
+
+
+@pytest.mark.parametrize("hook", ["begin", "finalize"])
+def test_a_hook_of_which_nothing_has_run_fails_its_shard(hook):
+    kind = type("Hooked", (Traced,), {hook: lambda _, txn: add_later(txn, ORDERS[0])})
+    with pytest.raises(HookFailedError, match=f"{hook}.*returned a coroutine"):
+        run_handler(kind(), ORDERS)
+
+
 def test_a_deferred_message_opens_the_next_transaction():
     class Deferring(Traced):
         def consume(self, txn, order):
