@@ -305,11 +305,10 @@ def run(
         raise
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
-        return future.result(timeout)
-    except TimeoutError:
-        if future.done():  # the coroutine's own time ran out, not ours
-            raise
-        raise TimeoutError(f"no result within {timeout:g} s") from None
+        # Not the time-out of result(): a signal handler may raise a TimeoutError, too.
+        if timeout is not None and not concurrent.futures.wait([future], timeout).done:
+            raise TimeoutError(f"no result within {timeout:g} s")
+        return future.result()
     finally:
         future.cancel()  # no effect once it is done
 

@@ -46,7 +46,13 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from gazette_sdk.errors import ClosedError, DeliveryTimeoutError, GazetteError, ValidationError
+from gazette_sdk.errors import (
+    ClosedError,
+    DeliveryTimeoutError,
+    GazetteError,
+    ReentrantCallError,
+    ValidationError,
+)
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.retries import Outage, Pause, pause_append
@@ -268,14 +274,15 @@ class JournalAppender:
             parts = append.seal()
             content = parts[0] if len(parts) == 1 else b"".join(parts)
             call = route.send_inline(content, append.traceparent)
-        except GazetteError as error:
+        except BaseException as error:
+            if isinstance(error, ReentrantCallError) or not isinstance(error, GazetteError):
+                # An interrupt, perhaps when it was sent: it is sent again.
+                self.queue.put_back(append)
+                self._to_loop()
+                raise
             append.last_error = error
             route.failed(error)
             call = None
-        except BaseException:  # an interrupt, perhaps when it was sent: it is sent again
-            self.queue.put_back(append)
-            self._to_loop()
-            raise
         if call is None:
             self.queue.put_back(append)
             self._prepare_inline(route)
@@ -371,15 +378,19 @@ class JournalAppender:
         inline, route = self._inline, self._route
         assert inline is not None
         assert route is not None
-        self._inline = None
-        self._sender = AppendSender.NOBODY
         outcome: pb.AppendResponse | Exception
         try:
             outcome = inline.call.response()
             route.accept(outcome)
-        except GazetteError as error:
+        except BaseException as error:
+            if isinstance(error, ReentrantCallError) or not isinstance(error, GazetteError):
+                # An interrupt: the event loop takes the answer again.
+                self._to_loop()
+                raise
             route.failed(error)
             outcome = error
+        self._inline = None
+        self._sender = AppendSender.NOBODY
         return self._answer(inline.append, outcome)
 
     # --------------------------------------------------------------- on the loop

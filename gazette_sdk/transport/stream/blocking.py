@@ -81,6 +81,14 @@ IDLE_READS_MAX = 16
 """A connection is dropped whose server sent more than so many reads' worth between two calls."""
 
 
+class LostConnectionError(ConnectionError):
+    """A connection has ended, or its server does not read.
+
+    Calls end by this error alone: a TimeoutError or another OSError may be that of a signal
+    handler, which interrupts a wait.
+    """
+
+
 class BlockingConnection:
     """Connection to one server.
 
@@ -149,8 +157,7 @@ class BlockingConnection:
             left_s = ends_at - time.monotonic()
             if left_s <= 0:
                 raise TimeoutError
-            with contextlib.suppress(BlockingIOError):
-                self.receive(left_s)
+            self.receive(left_s)
             if self.calls.leaving:
                 raise ConnectionError(self.reason)
 
@@ -162,7 +169,8 @@ class BlockingConnection:
             timeout_s: time to wait for room; None as long as the last read, or some seconds.
 
         Raises:
-            OSError: the connection ended, or does not take it in time. It may have taken a part.
+            LostConnectionError: it ended, or does not take the bytes in time. It may have taken a
+                part.
         """
         ends_at = 0.0
         while True:
@@ -170,6 +178,8 @@ class BlockingConnection:
                 sent = self._sock.send(data)
             except _WOULD_BLOCK:
                 sent = 0
+            except OSError as error:
+                raise LostConnectionError(str(error)) from error
             if sent == len(data):
                 return
             data = memoryview(data)[sent:]
@@ -178,32 +188,32 @@ class BlockingConnection:
                 timeout_s = self._timeout_s or PING_AFTER_S
             ends_at = ends_at or now + timeout_s
             if now >= ends_at or not self._poll.wait_writable(ends_at - now):
-                raise TimeoutError("timed out")
+                raise LostConnectionError("the server does not read what is sent")
 
     def send_soon(self, data: bytes) -> None:
         """Send a few bytes, waiting no longer than reads do.
 
         Raises:
-            ConnectionError: the connection ended, or has no room for them.
+            LostConnectionError: it ended, or has no room for them.
         """
-        try:
-            self.send(data, self._timeout_s)
-        except OSError as error:
-            raise ConnectionError(f"the server does not read: {error}") from error
+        self.send(data, self._timeout_s)
 
-    def receive(self, timeout_s: float) -> None:
+    def receive(self, timeout_s: float) -> bool:
         """Read once, and take what came.
 
         Args:
             timeout_s: time to wait; 0 not at all.
 
+        Returns:
+            False if nothing came, or only bytes of TLS itself.
+
         Raises:
-            TimeoutError: nothing came.
-            BlockingIOError: only bytes of TLS itself came.
             StreamProtocolError: the server broke the rules. It got GOAWAY.
-            OSError: the connection ended.
+            LostConnectionError: the connection ended.
         """
         count = self._read(timeout_s)
+        if not count:
+            return False
         receive = self.calls.receive
         try:
             for frame in self._frames.updated(count):
@@ -218,26 +228,25 @@ class BlockingConnection:
             if self._frames.error is not None:
                 raise self._frames.error
         except StreamProtocolError as error:
-            with contextlib.suppress(OSError):  # it may be gone already
+            with contextlib.suppress(LostConnectionError):  # it may be gone already
                 self.send_soon(self.calls.goaway(str(error)))
             raise
+        return True
 
     def _read(self, timeout_s: float) -> int:
         """Read into the memory of frames. Return the number of bytes."""
         self._timeout_s = timeout_s
         is_there = self._pending is not None and self._pending() > 0
         if not is_there and not self._poll.wait_readable(timeout_s):
-            raise TimeoutError("timed out")
+            return 0
         try:
             count = self._sock.recv_into(self._frames.get_buffer())
-        except _WOULD_BLOCK as error:
-            raise BlockingIOError from error
+        except _WOULD_BLOCK:
+            return 0
         except OSError as error:
-            if self.reason:
-                raise ConnectionError(self.reason) from error
-            raise
+            raise LostConnectionError(self.reason or str(error)) from error
         if not count:
-            raise ConnectionError(self.reason or "the server closed the connection")
+            raise LostConnectionError(self.reason or "the server closed the connection")
         return count
 
     def _receive_rare(self, event: ClientEvent) -> None:
@@ -265,9 +274,7 @@ class BlockingConnection:
                 return self.calls.may_begin
             try:
                 self.receive(0)
-            except BlockingIOError:
-                pass  # TLS had something for itself
-            except (OSError, StreamProtocolError):
+            except (LostConnectionError, StreamProtocolError):
                 return False
         return False
 
@@ -311,9 +318,7 @@ class StreamBlockingCall(Call, BlockingCall):
         self._connection.liveness.sent(len(data))
         try:
             self._connection.send(data)
-        except TimeoutError:
-            self._fail(EndReason.LOST, "the server does not read what is sent")
-        except OSError as error:
+        except LostConnectionError as error:
             self._fail(EndReason.LOST, str(error))
 
     def wait(self, timeout_s: float | None) -> bool:
@@ -375,15 +380,14 @@ class StreamBlockingCall(Call, BlockingCall):
         """Take what arrives within a time. Return True if anything did, if only an end."""
         connection = self._connection
         try:
-            connection.receive(wait_s)
-        except (TimeoutError, BlockingIOError):
-            return False
+            if not connection.receive(wait_s):
+                return False
         except StreamProtocolError as error:
             if connection.status is None:
                 self._fail(EndReason.LOST, f"the server broke the rules of the wire: {error}")
                 return True
             # It did so after the answer, which is good; the connection takes no call any more.
-        except OSError as error:
+        except LostConnectionError as error:
             self._fail(EndReason.LOST, str(error))
             return True
         if connection.status is None:
@@ -414,7 +418,7 @@ class StreamBlockingCall(Call, BlockingCall):
             case LivenessCheck.PING:
                 try:
                     self._connection.send_soon(self._connection.calls.ping(b""))
-                except OSError as error:
+                except LostConnectionError as error:
                     self._fail(EndReason.LOST, str(error))
 
     async def _readable(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -68,6 +68,12 @@ def test_a_timeout_of_the_coroutine_itself_is_passed_on():
         loop.run(late(), timeout=5)
 
 
+@pytest.mark.parametrize("timeout", [None, 30])
+def test_the_error_of_an_alarm_interrupts_the_wait_for_a_result(timeout, alarm):
+    with alarm(TimeoutError("of the alarm")), pytest.raises(TimeoutError, match="of the alarm"):
+        loop.run(asyncio.sleep(30), timeout)
+
+
 def test_a_blocking_call_on_the_loop_itself_is_refused_not_a_dead_lock():
     async def inner():
         return 1

@@ -10,6 +10,7 @@ import pytest
 
 from gazette_sdk.errors import (
     NotAllowedError,
+    ReentrantCallError,
     UnavailableError,
 )
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -365,7 +366,10 @@ def test_an_inline_append_that_cannot_be_sent_goes_to_the_loop(journal):
     assert append.wait(WAIT_S)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), ZeroDivisionError()])
+INTERRUPTS = [KeyboardInterrupt(), ZeroDivisionError(), ReentrantCallError("of a signal handler")]
+
+
+@pytest.mark.parametrize("error", INTERRUPTS)
 def test_an_interrupt_while_it_is_sent_leaves_the_append_to_the_loop(journal, error):
     journal.route.inline_error = error
     with pytest.raises(type(error)):
@@ -374,6 +378,20 @@ def test_an_interrupt_while_it_is_sent_leaves_the_append_to_the_loop(journal, er
     [append] = journal.service.pending()
     journal.answer()
     assert append.wait(WAIT_S)
+
+
+@pytest.mark.parametrize("error", INTERRUPTS)
+def test_an_interrupt_as_its_answer_is_taken_leaves_the_answer_to_the_loop(journal, error):
+    journal.route.accept_error = error
+    append = journal.append(b"1")
+    journal.route.calls[0].answer()
+    with pytest.raises(type(error)):
+        append.wait(WAIT_S)
+    journal.route.accept_error = None
+    assert append.wait(WAIT_S)
+    append.result()
+    assert journal.route.failures == []
+    assert journal.route.contents() == []
 
 
 def test_an_interrupt_while_it_is_waited_for_leaves_the_append_to_the_loop(journal):
