@@ -131,6 +131,7 @@ class Journal(Generic[T]):
 
     Attributes:
         name: its name.
+        label: its name without metadata, for metrics.
         producers: by id.
         counts: by outcome, messages with known flags.
         unknown: by flags and outcome, messages with unknown flags.
@@ -138,10 +139,11 @@ class Journal(Generic[T]):
         replayed: number of messages read again.
     """
 
-    __slots__ = ("counts", "name", "producers", "replayed", "uncounted", "unknown")
+    __slots__ = ("counts", "label", "name", "producers", "replayed", "uncounted", "unknown")
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.label = strip_meta(name)
         self.producers: dict[int, Producer[T]] = {}
         self.counts: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
         self.unknown: dict[tuple[int, Outcome], int] = {}
@@ -153,14 +155,14 @@ class Journal(Generic[T]):
         if self.uncounted:
             for outcome, count in self.counts.items():
                 if count:
-                    _count_queued(self.name, _LABELS[outcome[0]], outcome, count)
+                    _count_queued(self.label, _LABELS[outcome[0]], outcome, count)
                     self.counts[outcome] = 0
             for (flags, outcome), count in self.unknown.items():
-                _count_queued(self.name, _label_of(flags), outcome, count)
+                _count_queued(self.label, _label_of(flags), outcome, count)
             self.unknown.clear()
             self.uncounted = 0
         if self.replayed:
-            _count_replayed(self.name, self.replayed)
+            _count_replayed(self.label, self.replayed)
             self.replayed = 0
 
 
@@ -192,12 +194,12 @@ def _label_of(flags: int) -> str:
 
 def _count_queued(journal: str, label: str, outcome: str, count: int) -> None:
     """Count messages that were sequenced."""
-    _QUEUED.labels(strip_meta(journal), label, outcome).inc(count)
+    _QUEUED.labels(journal, label, outcome).inc(count)
 
 
 def _count_replayed(journal: str, count: int) -> None:
     """Count messages that were read again."""
-    _REPLAYED.labels(strip_meta(journal)).inc(count)
+    _REPLAYED.labels(journal).inc(count)
 
 
 _LABELS = {

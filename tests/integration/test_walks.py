@@ -17,7 +17,7 @@ MODULES_MAX = {
     "await_publish": 16,
     "tail": 18,
     "read": 29,
-    "consume": 44,
+    "consume": 42,
     "spark": 35,
     "allocate": 13,
     "append": 17,

@@ -176,6 +176,7 @@ class MessageConsumer:
         self.bad = bad
         self.on_step = on_step
         self.input: InputLike | None = None
+        self._reset = ""
         self.ends_input = False
         self.polled_count = 0
         self.fired_count = self.late_count = 0
@@ -189,6 +190,7 @@ class MessageConsumer:
     def read(self, source: InputLike) -> None:
         """Consume from another input, and forget what is left of the last one."""
         self.input = source
+        self._reset = self.txn.shard.reset
         self.take([])
 
     def take(self, batch: list[Envelope[Any]]) -> None:
@@ -350,7 +352,7 @@ class MessageConsumer:
         self.bad.transaction_ended()
         checkpoint = self.input.checkpoint(self.left_count)
         checkpoint.ack_intents = dict(self.output.end())
-        checkpoint.reset = self.txn.shard.reset
+        checkpoint.reset = self._reset
         if self.bad.skipped:
             self.bad.skipped = self.txn.shard.skipped(checkpoint)
         if self.has_timers:
