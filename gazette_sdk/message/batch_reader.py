@@ -365,24 +365,15 @@ class JournalDecoder(ContentDecoder[Envelope[M]]):
         is_short = self._sequenced and len(frames.ends) <= _SHORT_MAX
         run, cause = (self._decode_few if is_short else self._decode_many)(cut, decoded)
         if self._finds_parents:
-            run = self._with_parents(run, cut, decoded)
+            self._set_parents(run, cut, decoded)
         return run, cause
 
-    def _with_parents(
-        self, run: Run[Envelope[M]], cut: Cut, decoded: Decoded[M]
-    ) -> Run[Envelope[M]]:
-        """Return a run whose envelopes have the contexts of their traces."""
+    def _set_parents(self, run: Run[Envelope[M]], cut: Cut, decoded: Decoded[M]) -> None:
+        """Give envelopes, which no one else has yet, the contexts of their traces."""
         parents = self._kind.parents(self.framing, cut.buffer, cut.frames, decoded.messages)
-        found = {index: parent for index, parent in parents.items() if index < len(run)}
-        if not found:
-            return run
-        envelopes = list(run.items)
-        for index, parent in found.items():
-            envelopes[index] = msgspec.structs.replace(envelopes[index], traceparent=parent)
-        if type(run) is ShortRun:
-            rows = zip(run.messages(), envelopes, strict=True)
-            return ShortRun(run.journal, [row._replace(item=item) for row, item in rows])
-        return replace(run, items=envelopes)
+        for index, parent in parents.items():
+            if index < len(run):
+                msgspec.structs.force_setattr(run.items[index], "traceparent", parent)
 
     def _decode_many(
         self, cut: Cut, decoded: Decoded[M]

@@ -82,6 +82,12 @@ def test_the_current_context_is_that_of_opentelemetry_in_each_thread_and_task():
             assert threads.submit(same).result()
 
 
+def test_a_current_context_of_another_package_is_asked_for(monkeypatch):
+    monkeypatch.setattr(context, "attach", lambda _: object())
+    monkeypatch.setattr(context, "detach", lambda _: None)
+    assert tracing.Tracing().now is context.get_current
+
+
 def test_a_replica_that_does_not_know_the_context_reads_the_rest_of_a_request():
     file = descriptor_pb2.FileDescriptorProto()
     pb.DESCRIPTOR.CopyToProto(file)

@@ -20,7 +20,6 @@ import itertools
 import re
 import typing
 import uuid
-from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, ClassVar, TypeAlias
 
@@ -58,6 +57,8 @@ from gazette_sdk.tracing import PARENT_BYTES, PARENT_KEY, is_sampled
 from gazette_sdk.user_code import EXITS, call, call_each, check_raised, text_of
 
 _PARENT = b'"%b":"' % PARENT_KEY.encode()
+_PARENT_MARKS = _PARENT.index(b"p"), _PARENT.index(b'":')
+"""Indexes of two bytes that few other keys have both."""
 
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 _USUAL_KEY = b'"UUID"'
@@ -488,22 +489,25 @@ class JsonKind(Kind[Any]):
     ) -> dict[int, str]:
         """Return the contexts that are the second keys of objects.
 
-        The few frames that hold the key anywhere are looked at, and no other one.
+        Of many frames, those are looked at that have two letters of the key at its place.
         """
         found: dict[int, str] = {}
-        if not messages:
-            return found
-        begins, ends = frames.begins, frames.ends
-        end = ends[len(messages) - 1]
-        at = buffer.find(_PARENT, begins[0], end)
-        while at >= 0:
-            index = bisect_right(begins, at) - 1
-            parent = self._parent_at.match(
-                buffer, begins[index] + framing.header_bytes, ends[index]
+        indexes: Iterable[int] = range(len(messages))
+        if len(messages) >= BULK_MIN:
+            content = np.frombuffer(buffer, np.uint8)
+            places = frames.arrays()[0][: len(messages)] + (
+                framing.header_bytes + self._place.end + 2
             )
+            indexes = np.flatnonzero(
+                np.logical_and.reduce(
+                    [content.take(places + at, mode="clip") == _PARENT[at] for at in _PARENT_MARKS]
+                )
+            ).tolist()
+        for index in indexes:
+            begin = frames.begins[index] + framing.header_bytes
+            parent = self._parent_at.match(buffer, begin, frames.ends[index])
             if parent is not None and is_sampled(text := parent[1].decode()):
                 found[index] = text
-            at = buffer.find(_PARENT, max(at + 1, ends[index]), end)
         return found
 
     def with_uuid_of(self, message: Any, other: Any) -> Any:

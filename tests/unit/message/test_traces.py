@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import uuid
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import msgspec
 import pyarrow as pa
@@ -20,7 +19,11 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from gazette_sdk import JsonMessage, Publisher, Reader, mapping, tracing
 from gazette_sdk.contexts import LOG_FIELDS
 from gazette_sdk.errors import GazetteError, ValidationError
+from gazette_sdk.message import sender
 from gazette_sdk.message.kinds.json import spliced
+from gazette_sdk.message.uuid import Clock
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.transport.append.queue import PendingAppend
 from support.memory_transport import MemoryTransport
 from support.protobuf_messages import Gram, TracedGram
 from support.published import WAIT_S
@@ -61,6 +64,13 @@ def spans():
     """The spans that ended."""
     with traced() as exporter:
         yield exporter
+
+
+PUBLISHED = {
+    "application/x-ndjson": {"customer": "ada"},
+    "application/x-protobuf-fixed": TracedGram(text="ada"),
+}
+"""A message of each content type."""
 
 
 def text_of(span):
@@ -113,16 +123,31 @@ def test_readers_of_many_messages_find_the_sampled_ones(transport, spans, messag
     assert len({each.traceparent for each in envelopes}) == 5
 
 
-def test_messages_are_the_same_bytes_without_a_sampled_span(transport, spans):
-    transport.create(NAME)
-    off = TracerProvider(sampler=ALWAYS_OFF).get_tracer("off")
-    with Publisher(mapping.direct(NAME), transport=transport) as publisher:
-        publisher.publish(Order("ada"))
-        with off.start_as_current_span("unsampled"):
-            publisher.publish(Order("ada"))
-            publisher.publish_batch([Order("ada")] * 3)
-    assert b"traceparent" not in content(transport)
-    assert not spans.get_finished_spans()
+@pytest.mark.parametrize("content_type", list(PUBLISHED))
+def test_messages_are_the_same_bytes_without_a_sampled_span(monkeypatch, content_type):
+    monkeypatch.setattr(sender, "new_producer_id", lambda: b"\x01acdef")
+    tracer = TracerProvider(sampler=ALWAYS_OFF).get_tracer("off")
+
+    def published():
+        transport = MemoryTransport()
+        transport.create(NAME, content_type=content_type)
+        clock = Clock(1 << 40)
+        with Publisher(mapping.direct(NAME), transport=transport, clock=clock) as publisher:
+            publisher.publish(PUBLISHED[content_type])
+            publisher.publish_batch([PUBLISHED[content_type]] * 3)
+            with publisher.transaction() as txn:
+                txn.publish(PUBLISHED[content_type])
+        return content(transport)
+
+    off = published()
+    with traced() as spans:
+        enabled = published()
+        with tracer.start_as_current_span("unsampled"):
+            unsampled = published()
+        with spans.tracer.start_as_current_span("sampled"):
+            sampled = published()
+    assert off == enabled == unsampled
+    assert off != sampled
 
 
 def test_nothing_is_traced_before_it_is_enabled(transport):
@@ -223,6 +248,18 @@ def test_a_span_of_the_append_is_linked_to_the_contexts_of_its_messages(gated, s
     assert sum(span.attributes["messaging.batch.message_count"] for span in sent) >= 6
 
 
+def test_an_append_has_a_span_if_one_of_its_first_messages_is_sampled(spans):
+    sends = tracing.SendTraces(tracing.enabled())
+    with spans.tracer.start_as_current_span("work"):
+        for count, is_traced in ((tracing.SAMPLED_AMONG - 1, True), (tracing.SAMPLED_AMONG, False)):
+            append = PendingAppend(pb.AppendRequest(journal=NAME))
+            append.count = count
+            sends.note(append, sends.sampled(), lambda: UUID)
+            assert bool(append.traceparent) == is_traced
+            append.settle(pb.AppendResponse())
+    assert len(named(spans, f"send {NAME}")) == 1
+
+
 def test_a_span_of_an_append_names_topic_journal_offsets_and_a_single_message(transport, spans):
     journal = "orders/part-001"
     transport.create(journal)
@@ -265,26 +302,6 @@ def test_a_context_that_is_not_sampled_is_looked_at_once(transport, spans, monke
             assert len(looked) == 2
     envelopes = list(Reader(dict, name=NAME, transport=transport))
     assert [each.message["number"] for each in envelopes if each.traceparent] == [10]
-
-
-def test_a_publisher_begins_a_bounded_number_of_spans_in_a_second(transport, spans, monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(tracing, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    transport.create(NAME)
-
-    def publish(count):
-        for number in range(count):
-            with spans.tracer.start_as_current_span("work"):
-                publisher.publish({"number": number}).result(timeout=WAIT_S)
-        return len(named(spans, f"send {NAME}"))
-
-    with Publisher(mapping.direct(NAME), transport=transport) as publisher:
-        assert publish(tracing.SENDS_MAX + 5) == tracing.SENDS_MAX
-        now[0] += 0.125
-        assert publish(tracing.SENDS_MAX) == tracing.SENDS_MAX + 12
-    found = [each.traceparent for each in Reader(dict, name=NAME, transport=transport)]
-    assert len(found) == 2 * tracing.SENDS_MAX + 5
-    assert all(found), "further messages carry their contexts nevertheless"
 
 
 class OrderOfOthers(msgspec.Struct):
