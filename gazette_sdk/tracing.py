@@ -72,6 +72,8 @@ none, and None for that of the current span."""
 
 _parse = re.compile("00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})").fullmatch
 _SAMPLED = 1
+_ODD = frozenset("13579bdf")
+"""Last digits of contexts with the flag of sampled traces."""
 
 
 class TracedMessage(Protocol):
@@ -130,8 +132,7 @@ class TracedAppend(Protocol):
 
 def is_sampled(parent: str) -> bool:
     """Return True if a text is a context of Trace Context whose trace is sampled."""
-    found = _parse(parent)
-    return found is not None and bool(int(found[3], 16) & _SAMPLED)
+    return parent[-1:] in _ODD and _parse(parent) is not None
 
 
 def traceparent_of(context: SpanContext) -> str:
