@@ -112,12 +112,9 @@ class FileStore(Store):
         _sync_directory(target.parent)
 
     def _list(self, prefix: str) -> Iterator[StoredObject]:
-        top = self._path(prefix)
-        stack = [top]
+        stack = [(self._resolve(prefix), "")]
         while stack:
-            directory = stack.pop()
-            relative = directory.relative_to(top).as_posix()
-            base = "" if directory == top else f"{relative}/"
+            directory, base = stack.pop()
             try:
                 with os.scandir(directory) as entries:
                     found = list(entries)
@@ -125,7 +122,7 @@ class FileStore(Store):
                 continue  # no object was stored there yet, or it was removed meanwhile
             for entry in found:
                 if entry.is_dir(follow_symlinks=False):
-                    stack.append(Path(entry.path))
+                    stack.append((entry.path, f"{base}{entry.name}/"))
                 elif not entry.name.startswith(PARTIAL_PREFIX):
                     try:
                         status = entry.stat()
@@ -145,8 +142,12 @@ class FileStore(Store):
         Raises:
             StoreError: it would not lie below the store's directory.
         """
-        base = resolve_below(self._root, self._parsed.prefix, self.url)
-        return resolve_below(base, key.removeprefix(self._parsed.prefix), self.url)
+        return Path(self._resolve(key))
+
+    def _resolve(self, key: str) -> str:
+        prefix = self._parsed.prefix
+        base = _resolve_below(os.path.realpath(self._root), prefix, self.url)
+        return _resolve_below(base, key.removeprefix(prefix), self.url)
 
 
 def resolve_below(root: Path, relative: str, url: str) -> Path:
@@ -160,11 +161,15 @@ def resolve_below(root: Path, relative: str, url: str) -> Path:
     Raises:
         StoreError: it leaves the directory.
     """
-    within = Path(os.path.realpath(root))
-    final = Path(os.path.realpath(within / relative.lstrip("/")))
-    if final != within and within not in final.parents:
+    return Path(_resolve_below(os.path.realpath(root), relative, url))
+
+
+def _resolve_below(root: str, relative: str, url: str) -> str:
+    """Return :func:`resolve_below` of a directory without links. Each listing calls it."""
+    final = os.path.realpath(os.path.join(root, relative.lstrip("/")))  # noqa: PTH118 - fast
+    if final != root and not final.startswith(root.rstrip("/") + "/"):
         raise StoreError(
-            f"{url}: path {relative!r} leads out of the directory {str(root)!r}; "
+            f"{url}: path {relative!r} leads out of the directory {root!r}; "
             "paths with `..` and links to elsewhere are refused",
             store=url,
         )
