@@ -353,7 +353,7 @@ def accept(invocation: Invocation) -> None:
     """Accept the present Etcd for the withheld spools of a directory."""
     (name,) = invocation.arguments
     count = accept_etcd(Path(name))
-    if count == 0:
+    if count is None:
         sys.stdout.write(f"nothing is withheld in {name}\n")
     else:
         sys.stdout.write(

@@ -16,6 +16,8 @@ from gazette_sdk.broker.fragments import persister
 from gazette_sdk.broker.fragments.index import Summary
 from gazette_sdk.broker.fragments.persister import Persister
 from gazette_sdk.broker.recovery import etcd_history
+from gazette_sdk.broker.recovery.custody import Custody
+from gazette_sdk.broker.recovery.etcd_history import WithheldSpools
 from gazette_sdk.broker.recovery.routes import LastRoutes
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.replication.pipeline import Pipeline
@@ -105,6 +107,16 @@ def _believe_etcd() -> None:
     etcd_history.compare_history = compare
 
 
+def _believe_older_routes() -> None:
+    """Take the routes of an Etcd that went back for the last ones, where it has the journal."""
+
+    async def claim(_: Custody) -> None:
+        pass
+
+    Custody._claim_older = claim  # type: ignore[method-assign]
+    WithheldSpools._may_lack_route = lambda *_: False  # type: ignore[method-assign, assignment]
+
+
 def _wait_for_leases() -> None:
     """Take an endpoint that accepts and closes for one that answers."""
     for state in decision.DIALS:
@@ -162,6 +174,7 @@ PLANTS: dict[str, Callable[[], None]] = {
     "names-of-objects": _believe_names,
     "late-listings": _believe_listings,
     "any-etcd": _believe_etcd,
+    "older-routes": _believe_older_routes,
     "leases-behind-proxies": _wait_for_leases,
     "kept-places": _keep_places,
     "unasked-deposals": _depose_unasked,

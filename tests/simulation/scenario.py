@@ -217,6 +217,7 @@ async def _run(seed: int, root: Path, loop: VirtualLoop, checker: Checker) -> No
 
     faults, suspensions = faults_of("faults"), faults_of("suspensions")
     await _create(admin, plan)
+    faults.journals_are_created()
     for number in range(plan.writers):
         workload.start_writer(client(f"writer-{number}"), plan.journals, plan.pause_s)
     for journal in plan.journals:

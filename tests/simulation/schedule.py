@@ -35,6 +35,9 @@ class Faults:
         latency_s: of the network.
         rng: decides on the faults.
         apply_specs: creates the journals again in an Etcd that does not know them.
+
+    Attributes:
+        backup_without_routes: of Etcd, see :meth:`journals_are_created`.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Faults:
         self.ttl_s = cluster.settings.lease_ttl_s
         self._apply_specs = apply_specs
         self._first_backup = cluster.etcd.model.snapshot()
+        self.backup_without_routes = self._first_backup
         self._is_restored = self._lacks_journals = False
         self._cuts: list[tuple[str, str]] = []
         self._closing: list[tuple[str, str]] = []
@@ -79,6 +83,10 @@ class Faults:
         self.end_all()
         if self._is_restored:
             await self._accept_etcd()
+
+    def journals_are_created(self) -> None:
+        """Save Etcd as it is before the first routes, so that it can be restored."""
+        self.backup_without_routes = self.cluster.etcd.model.snapshot()
 
     def end_all(self) -> None:
         """End all faults, and start all brokers."""
@@ -411,11 +419,12 @@ async def _all_leave(faults: Faults) -> None:
 async def _etcd_goes_back(faults: Faults) -> None:
     """All brokers are killed, and Etcd is restored from a backup.
 
-    One of them may have been away while others continued: the greatest heads are theirs.
+    It has no journals, or none of their routes, or is a bit older than what follows. One of the
+    brokers may have been away while others continued: the greatest heads are theirs.
     """
     cluster, rng = faults.cluster, faults.rng
-    backup = cluster.etcd.model.snapshot() if rng.random() < 0.5 else None
-    if backup is None and rng.random() < 0.5:
+    backup = rng.choice((None, faults.backup_without_routes, cluster.etcd.model.snapshot()))
+    if rng.random() < 0.5:
         faults.kill(faults.some_host())
         await asyncio.sleep(faults.ttl_s + 2.0)
     await asyncio.sleep(5 * rng.random())
@@ -425,8 +434,9 @@ async def _etcd_goes_back(faults: Faults) -> None:
         faults.kill(host)
     _log.warning("Etcd is restored from %s", "a backup" if backup else "one without journals")
     faults.restore_etcd(backup)
-    for host in hosts:
+    for host in rng.sample(hosts, len(hosts)):
         cluster.start(host)
+        await asyncio.sleep(rng.choice((0.0, 0.0, 2.0)) * rng.random())
 
 
 async def _drain(faults: Faults) -> None:

@@ -101,8 +101,8 @@ class Appends:
         is_all_stored: returns True if the last broker of a journal left when all of its content was
             stored, and no one continued it since.
         record_route: returns the operations that record a journal's last route.
-        known_claims: returns the condition that no other brokers claim a journal than we know: its
-            first route must not be written by who does not know them yet.
+        known_claims: returns the condition that no other brokers claim a journal than we know: no
+            route is written by a broker that does not know them yet.
         stored_end: returns the offset up to which a journal was stored when its last broker left;
             0 if that is not known, or somebody continued it since.
         refusal: returns why a journal that we lead takes no append now; empty if it does.
@@ -426,7 +426,7 @@ class _Append:
             return Input.AGREED
         if written.succeeded:
             self._read_through = written.revision
-        elif not claims:
+        elif not claims or (await self._shared.etcd.txn(claims, [])).succeeded:
             self._read_through = resolution.revision + 1
         elif self._loop.time() < self._started_at + WAIT_MAX_S:  # others may claim it: we hear soon
             await asyncio.sleep(CLAIMS_PAUSE_S)

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
@@ -109,6 +109,7 @@ class Custody:
         self._max_replication = max_replication
         self._member = member
         self._seen_revision = 0
+        self._went_back = False
         self._recovered: list[CompletedSpool] = []
         self._records = RecordedRoutes(keyspace, local_id)
         self.last_routes = LastRoutes(keyspace, self._records, max_replication)
@@ -129,6 +130,7 @@ class Custody:
         continuity = await withhold_other_history(
             self._etcd, self._directory, seen, self._keyspace.root
         )
+        self._went_back = continuity is Continuity.OTHER
         if seen is not None and continuity is Continuity.SAME:
             self._seen_revision = seen.revision
 
@@ -156,8 +158,9 @@ class Custody:
         )
         await asyncio.to_thread(directory.sweep, self._exists)
         await self._load_records()
-        await self._claim_missing()
+        await self._claim_lost()
         await self.last_routes.load(self._etcd)
+        await self._claim_older()
         await self._history.check(self._etcd)
         keyspace.observers += [self.last_routes.observe, self._history.observe]
         self._records.mirror.observers += [
@@ -186,7 +189,7 @@ class Custody:
             upload=persister.complete,
             quarantine=self._hold,
         )
-        self._withheld = WithheldSpools(directory, keyspace, self._release)
+        self._withheld = WithheldSpools(directory, keyspace, last_routes, self._release)
         self._waiting = WaitingJournals(
             self._etcd,
             keyspace,
@@ -213,6 +216,7 @@ class Custody:
             continued_by=history.continued_by,
             other_members=history.other_members,
             claims=history.claims,
+            are_claims_known=self._are_claims_known,
             stored_end=last_routes.stored_end,
             waits=lambda journal: bool(last_routes.absent_brokers(journal)),
             decided=self._waiting.wake,
@@ -337,22 +341,57 @@ class Custody:
         except EtcdError as error:  # its roles forbid it
             _log.warning("last routes of journals are known from Etcd's history alone: %s", error)
 
-    async def _claim_missing(self) -> None:
+    async def _claim_lost(self) -> None:
         """Let journals that Etcd lost wait for this broker, when they are created again."""
-        missing = {
+        lost = {
             each.journal: each.head.end
             for each in self._directory.withheld()
             if each.head is not None and self._keyspace.item(each.journal) is None
         }
-        if not missing:
+        await self._claim(lost, {}, begins_history=self._went_back)
+
+    async def _claim_older(self) -> None:
+        """Let journals wait for this broker whose routes may be older than ones that Etcd lost."""
+        begun_at, ends, known = self._records.history.revision, {}, {}
+        for each in self._directory.withheld():
+            item, last = self._keyspace.item(each.journal), self.last_routes.last(each.journal)
+            if each.head is None or item is None or item.create_revision > each.mark.revision:
+                continue
+            if last is None or last.is_claimed or last.revision < begun_at:
+                ends[item.id], known[item.id] = each.head.end, self._records.unchanged(item)
+        await self._claim(ends, known)
+        self.last_routes.note(ends)
+
+    async def _claim(
+        self,
+        ends: Mapping[str, int],
+        known: Mapping[str, Sequence[Compare]],
+        *,
+        begins_history: bool = False,
+    ) -> None:
+        """Claim journals of which this broker has the last bytes; see :class:`RecordedRoutes`."""
+        if not ends and not begins_history:
             return
         try:
-            await self._records.claim(self._etcd, missing)
+            if begins_history:
+                seen_id = self._history.seen_id(self._directory)
+                await self._records.begin_history(self._etcd, seen_id)
+            await self._records.claim(self._etcd, ends, known)
         except EtcdUnavailableError:
             raise
         except EtcdError as error:  # its roles forbid it
             _log.warning("other brokers do not know that this one has withheld spools: %s", error)
         await self._load_records()
+
+    async def _are_claims_known(self, journal: str) -> bool:
+        """Return True if Etcd has no other claims to a journal than this broker knows.
+
+        Raises:
+            EtcdError: Etcd did not answer.
+        """
+        item = self._keyspace.item(journal)
+        known = self._records.known_claims(item) if item is not None else ()
+        return (await self._etcd.txn(known, [])).succeeded
 
     def _may_restore_head(self, journal: str) -> bool:
         """Return True if the head of this broker's spools may be where a journal continues."""

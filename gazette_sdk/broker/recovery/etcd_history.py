@@ -23,9 +23,11 @@ a journal
 - when an operator accepts the Etcd (`gazette spools accept`), for the journals which Etcd knows.
 
 Then its spools are contested, and its head is unverified (`states`): the other brokers and the
-stores are asked what they have, and nothing of theirs is replaced. A journal that was created again
-may be given to brokers without these bytes: it waits for those that recorded that they have some
-(`routes`).
+stores are asked what they have, and nothing of theirs is replaced. The journal may be given to
+brokers without these bytes, or with less: it waits for those that recorded that they have the most
+(claims, `routes`). A broker that finds such an Etcd and withholds nothing of a journal of which
+Etcd has no newer route takes no appends to it either, until an operator accepts the Etcd: those
+that claim it may not have started yet.
 
 A directory recognizes the history by a key that it has seen (`HistoryMark`): a revision alone does
 not show it, because Etcd may have reached it again. If Etcd has compacted that revision it is not
@@ -73,7 +75,8 @@ WRITE_DELAY_S = 1.0
 
 _REVISION_NAME = "revision"
 _WORDS = 6
-"""Words of the file: cluster, revision, zone, suffix; key and revision of the mark."""
+"""Words of the file: cluster, revision, zone, suffix; key and revision of the mark. One more is the
+id of the history (`routes`); earlier versions did not write it."""
 
 _log = logging.getLogger(__name__)
 
@@ -96,6 +99,7 @@ class RevisionFile:
         self._synced = synced
         self._local_id = local_id
         self._mark = HistoryMark(0, 0)
+        self._history_id = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def read(self, cluster_id: int) -> int:
@@ -124,15 +128,20 @@ class RevisionFile:
         except ValueError:
             return None
 
+    def read_history_id(self) -> int:
+        """Return the id of the history that was seen; 0 if the file has none."""
+        words = self._words()
+        return int(words[_WORDS], 16) if len(words) > _WORDS else 0
+
     def _words(self) -> list[str]:
         try:
             return self._path.read_text("ascii").split(" ")
         except (FileNotFoundError, UnicodeDecodeError):
             return []
 
-    def write_later(self, mark: HistoryMark) -> None:
-        """Write a revision and its mark after :data:`WRITE_DELAY_S`."""
-        self._mark = mark
+    def write_later(self, mark: HistoryMark, history_id: int = 0) -> None:
+        """Write a revision, its mark and its history after :data:`WRITE_DELAY_S`."""
+        self._mark, self._history_id = mark, history_id
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(WRITE_DELAY_S, self.flush)
@@ -147,6 +156,7 @@ class RevisionFile:
         words = [str(cluster_id), str(revision)]
         if self._local_id is not None:
             words += [self._local_id.zone, self._local_id.suffix, key.hex(), str(mod_revision)]
+            words.append(f"{self._history_id:x}")
         try:
             replace_file(self._path, " ".join(words).encode("ascii"), synced=self._synced)
         except OSError as error:
@@ -191,6 +201,11 @@ class EtcdHistory:
         """Return the mark of the history that a spool directory has seen."""
         return RevisionFile(directory.root / _REVISION_NAME).read_mark()
 
+    @staticmethod
+    def seen_id(directory: SpoolDirectory) -> int:
+        """Return the id of the history that a spool directory has seen; 0 if it has none."""
+        return RevisionFile(directory.root / _REVISION_NAME).read_history_id()
+
     async def check(self, etcd: Etcd) -> None:
         """Forget the heads that became outdated while this broker was away.
 
@@ -215,8 +230,11 @@ class EtcdHistory:
             reason = HeadInput.HISTORY_LOST
         for journal in sorted(continued):
             self._directory.forget_head(journal, reason)
+        for item in keyspace.items():
+            if self._is_claimed_by_others(item.id):
+                self._directory.forget_head(item.id, HeadInput.CONTINUED_BY_OTHERS)
         # Only now: a process that ends before has to check the same history again.
-        self._revision.write_later(keyspace.mark())
+        self._note_seen()
         self._revision.flush()
 
     def observe(self) -> None:
@@ -227,7 +245,11 @@ class EtcdHistory:
             if isinstance(new, AssignmentEntry) and self._is_continued_in(new):
                 self._directory.forget_head(new.item, HeadInput.CONTINUED_BY_OTHERS)
         if keyspace.member(local.zone, local.suffix) is not None:
-            self._revision.write_later(keyspace.mark())
+            self._note_seen()
+
+    def _note_seen(self) -> None:
+        history_id = self._last_routes.records.history.id
+        self._revision.write_later(self._keyspace.mark(), history_id)
 
     def observe_records(self) -> None:
         """Forget heads that became outdated by the last batch of changes of recorded routes.
@@ -239,7 +261,10 @@ class EtcdHistory:
             if new is None or new.value.revision <= self._checked_revision:
                 continue
             if new.value.create_revision == 0:
-                continue  # claims: no broker has continued the journal
+                if self._is_claimed_by_others(new.value.journal):
+                    reason = HeadInput.CONTINUED_BY_OTHERS
+                    self._directory.forget_head(new.value.journal, reason)
+                continue
             journal, route = new.value.journal, self._last_routes.route(new.value.journal)
             others = route.members if route is not None else ()
             is_withdrawn = self._last_routes.is_withdrawn(journal)
@@ -285,6 +310,21 @@ class EtcdHistory:
         """Return True if Etcd lost a journal, and no broker has more of it than this one."""
         last = self._last_routes.last(journal)
         return last is not None and last.is_claimed and self._local_id in last.route.members
+
+    def _is_claimed_by_others(self, journal: str) -> bool:
+        """Return True if others claim a journal of Etcd: its last route was without this broker.
+
+        Of one that is created again no broker has continued anything: it is newer than the claims.
+        """
+        last, item = self._last_routes.last(journal), self._keyspace.item(journal)
+        return (
+            last is not None
+            and item is not None
+            and last.is_claimed
+            and last.revision > item.create_revision
+            and not self.is_or_was_member(journal)
+            and not self._directory.is_withheld(journal)
+        )
 
     def _is_sure(self, journal: str) -> bool:
         """Return True if :meth:`was_member` holds, also if other implementations wrote routes."""
@@ -497,6 +537,7 @@ class WithheldSpools:
     Args:
         directory: the spool directory.
         keyspace: mirror of Etcd. The caller adds :meth:`wake` to its observers.
+        last_routes: last routes of journals.
         release: takes a journal's key and its spools, which are contested from now on.
     """
 
@@ -504,10 +545,13 @@ class WithheldSpools:
         self,
         directory: SpoolDirectory,
         keyspace: BrokerKeySpace,
+        last_routes: LastRoutes,
         release: Callable[[JournalEntry, Sequence[CompletedSpool]], None],
     ) -> None:
         self._directory = directory
         self._keyspace = keyspace
+        self._last_routes = last_routes
+        self._unaccepted_revision = directory.unaccepted_revision()
         self._release = release
         self._released: set[tuple[str, int]] = set()
         self._woken = asyncio.Event()
@@ -515,13 +559,24 @@ class WithheldSpools:
 
     def refusal(self, journal: str) -> str:
         """Return why a journal is not served here, with the remedy; empty if it is."""
-        if not self._directory.is_withheld(journal):
+        if self._directory.is_withheld(journal):
+            what = "a broker that has bytes of it does not serve it"
+        elif self._may_lack_route(journal):
+            what = "other brokers may have bytes of it"
+        else:
             return ""
         return (
-            f"a broker that has bytes of it does not serve it: Etcd was restored from an older "
-            f"backup, or is another one; start all brokers, and run `gazette spools accept "
-            f"{self._directory.root}` there"
+            f"{what}: Etcd was restored from an older backup, or is another one; start all "
+            f"brokers, and run `gazette spools accept {self._directory.root}` there"
         )
+
+    def _may_lack_route(self, journal: str) -> bool:
+        """Return True if Etcd may have lost a journal's last route, and no one has accepted it."""
+        item = self._keyspace.item(journal)
+        if item is None or item.create_revision > self._unaccepted_revision:
+            return False
+        last = self._last_routes.last(journal)
+        return last is None or last.revision <= self._unaccepted_revision
 
     def was_released(self, journal: str) -> bool:
         """Return True if the journal that now has this name got withheld spools."""
@@ -536,6 +591,13 @@ class WithheldSpools:
         """Log what is withheld, and what to do."""
         withheld = self._directory.withheld()
         if not withheld:
+            if self._unaccepted_revision and self._has_older_journals():
+                _log.error(
+                    "this broker takes no appends to journals which Etcd had at revision %d, since "
+                    "Etcd may not have their last routes. Start all brokers, and then run `gazette "
+                    "spools accept %s`",
+                    self._unaccepted_revision, self._directory.root,
+                )  # fmt: skip
             return
         names = sorted(each.journal for each in withheld)
         more = ", …" if len(names) > _NAMED_MAX else ""
@@ -550,25 +612,32 @@ class WithheldSpools:
         )  # fmt: skip
 
     async def run(self) -> None:
-        """Release what may be used, until nothing is withheld."""
-        while withheld := self._directory.withheld():
+        """Release what may be used, until nothing is withheld, and Etcd is accepted."""
+        directory = self._directory
+        while directory.withheld() or self._unaccepted_revision:
             self._woken.clear()
-            directory = self._directory
             is_accepted = await directory.in_background(directory.take_acceptance)
             try:
-                for each in withheld:
+                for each in directory.withheld():
                     item = self._keyspace.item(each.journal)
                     cluster_id = self._keyspace.header.cluster_id
                     if item is not None and (is_accepted or is_released_by(each, item, cluster_id)):
                         await self._release_journal(item)
-                if is_accepted:
+                if is_accepted or not self._has_older_journals():
                     await directory.in_background(directory.end_acceptance)
+                    self._unaccepted_revision = 0
                 self._outage.ended()
             except OSError as error:
                 self._outage.failed(error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S):
                     await self._woken.wait()
+
+    def _has_older_journals(self) -> bool:
+        """Return True if Etcd has a journal from before it went back, or spools are withheld."""
+        return bool(self._directory.withheld()) or any(
+            item.create_revision <= self._unaccepted_revision for item in self._keyspace.items()
+        )
 
     async def _release_journal(self, item: JournalEntry) -> None:
         directory = self._directory

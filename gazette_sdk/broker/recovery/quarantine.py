@@ -39,7 +39,7 @@ import enum
 import hashlib
 import logging
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
@@ -149,6 +149,8 @@ class Quarantine:
         other_members: returns the other members of a journal's last route in any case.
         claims: returns True if Etcd lost a journal, and no broker has more of it than this one: no
             one has continued it, so that bytes after those of others are the journal's.
+        are_claims_known: returns True if Etcd has no other claims to a journal than this broker
+            knows: its watch may be late, and others may have more.
         stored_end: returns the end of a journal's content if all of its brokers have left, and
             stored it; 0 if they have not.
         waits: returns True if a journal waits for members of its last route, who are away.
@@ -171,6 +173,7 @@ class Quarantine:
         continued_by: Callable[[str], Sequence[pb.ProcessSpec.ID]] = lambda _: (),
         other_members: Callable[[str], Sequence[pb.ProcessSpec.ID]] = lambda _: (),
         claims: Callable[[str], bool] = lambda _: False,
+        are_claims_known: Callable[[str], Awaitable[bool]] | None = None,
         stored_end: Callable[[str], int] = lambda _: 0,
         waits: Callable[[str], bool] = lambda _: False,
         decided: Callable[[], None] = lambda: None,
@@ -188,6 +191,7 @@ class Quarantine:
         self._continued_by = continued_by
         self._other_members = other_members
         self._claims = claims
+        self._are_claims_known = are_claims_known
         self._stored_end = stored_end
         self._waits = waits
         self._decided = decided
@@ -357,6 +361,12 @@ class Quarantine:
         self._check_present(key)  # they may have left before they were asked
         if self._others(key, asked) != others:
             raise UnavailableError("others have just continued it", journal=key[0])
+        if (
+            self._are_claims_known is not None
+            and self._claims(key[0])
+            and not await self._are_claims_known(key[0])
+        ):
+            raise UnavailableError("other brokers may have more of it", journal=key[0])
         await self._decide_about(key, asked, theirs)
 
     def _check_present(self, key: Key) -> None:

@@ -10,9 +10,14 @@ that writes a route records it in the same transaction, outside the cluster's ow
 The value is a ``Header``: the route, the broker that recorded it, and the revision of the route if
 it was written earlier than the record.
 
-A broker that has the last bytes of a journal which Etcd does not have any more (`etcd_history`)
-adds itself to the record of create revision 0, unless others have more. That is the record of the
-journal which is created again, until it has one of its own.
+A broker that withholds bytes of a journal, as Etcd lost their history (`etcd_history`), adds itself
+to the record of create revision 0, unless others have more: it *claims* the journal. If Etcd does
+not have the journal any more, that is the record of the one which is created again. If it has the
+journal, as an older backup does, claims replace the record of a route that was written before Etcd
+went back. They end with the next route. When Etcd went back follows from the record of the journal
+without a name (:meth:`RecordedRoutes.begin_history`): the first broker that finds that Etcd lost
+what its directory has seen writes it. So one that comes later claims no journal that others have
+continued since.
 
 The recorder (:class:`RouteRecorder`) records routes that no one recorded in the transaction which
 wrote them: those are routes of primaries of other implementations, and routes of a broker that was
@@ -46,10 +51,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 from google.protobuf.message import DecodeError
 
@@ -96,6 +102,7 @@ class RecordedRoute(NamedTuple):
         route: the route; without members if it was withdrawn.
         revision: at which the route was written.
         recorded_by: the broker that recorded it.
+        history_id: of the history of Etcd, for the journal without a name.
     """
 
     journal: str
@@ -103,6 +110,24 @@ class RecordedRoute(NamedTuple):
     route: pb.Route
     revision: int
     recorded_by: pb.ProcessSpec.ID
+    history_id: int
+
+
+class HistoryBegin(NamedTuple):
+    """Begin of a history of Etcd: when brokers found that it had lost what they had seen.
+
+    Attributes:
+        id: of the history; 0 if Etcd never lost anything.
+        revision: routes up to it may be older than ones that Etcd lost.
+    """
+
+    id: int = 0
+    revision: int = 0
+
+    @classmethod
+    def of(cls, entry: Entry[RecordedRoute]) -> Self:
+        """Return the begin that a record states."""
+        return cls(entry.value.history_id, entry.mod_revision)
 
 
 class RecordedRoutes:
@@ -130,8 +155,11 @@ class RecordedRoutes:
         return self.mirror.revision > 0 and (has_others or bool(self.mirror.entries))
 
     def entry(self, item: JournalEntry) -> Entry[RecordedRoute] | None:
-        """Return the record of a journal, or the claims to it; ``None`` if there is neither."""
-        return self.own_entry(item) or self.claims(item.id)
+        """Return the record of a journal, or newer claims to it; ``None`` if there is neither."""
+        own, claims = self.own_entry(item), self.claims(item.id)
+        if claims is None or (own is not None and own.value.revision > claims.mod_revision):
+            return own
+        return claims
 
     def own_entry(self, item: JournalEntry) -> Entry[RecordedRoute] | None:
         """Return the record of a journal; ``None`` if there is none."""
@@ -141,8 +169,35 @@ class RecordedRoutes:
         """Return the record of brokers with bytes of a journal that Etcd lost, if there is one."""
         return self.mirror.find(self._claims_key(journal))
 
-    async def claim(self, etcd: Etcd, ends: Mapping[str, int]) -> None:
-        """Record that this broker has the last bytes of journals that Etcd does not have.
+    @property
+    def history(self) -> HistoryBegin:
+        """Begin of Etcd's present history, as far as the mirror has it."""
+        entry = self.mirror.find(self._claims_key(""))
+        return HistoryBegin.of(entry) if entry is not None else HistoryBegin()
+
+    async def begin_history(self, etcd: Etcd, known_id: int) -> None:
+        """Note that Etcd went back, unless another broker has noted that.
+
+        Args:
+            etcd: the client.
+            known_id: id of the history that this broker has seen before.
+
+        Raises:
+            EtcdError: Etcd failed, or its roles forbid it.
+        """
+        key = self._claims_key("")
+        found = (await etcd.range(key)).entries
+        if found and HistoryBegin.of(self._decode(found[0])).id != known_id:
+            return
+        value = pb.Header(process_id=self._local_id)
+        value.etcd.member_id = uuid.uuid4().int >> 65
+        condition = Compare.mod_revision(key, found[0].mod_revision if found else 0)
+        await etcd.txn([condition], [Put(key, value.SerializeToString())])  # else another was first
+
+    async def claim(
+        self, etcd: Etcd, ends: Mapping[str, int], known: Mapping[str, Sequence[Compare]]
+    ) -> None:
+        """Record that this broker has the last bytes of journals whose last routes Etcd lost.
 
         Only brokers with the greatest end stay recorded: one that was away while others continued
         has an older one.
@@ -150,22 +205,22 @@ class RecordedRoutes:
         Args:
             etcd: the client.
             ends: offset at which this broker would continue each journal, by name.
+            known: conditions under which each journal is claimed, by name.
 
         Raises:
             EtcdError: Etcd failed, or its roles forbid it.
         """
         for journal, end in ends.items():
             key = self._claims_key(journal)
-            is_written = False
-            while not is_written:
+            while True:
                 found = (await etcd.range(key)).entries
-                known = self._decode(found[0]).value.route if found else pb.Route()
+                claimed = self._decode(found[0]).value.route if found else pb.Route()
                 if found and (
-                    known.stored_end > end
-                    or (known.stored_end == end and self._local_id in known.members)
+                    claimed.stored_end > end
+                    or (claimed.stored_end == end and self._local_id in claimed.members)
                 ):
                     break
-                equal = known.members if known.stored_end == end else ()
+                equal = claimed.members if claimed.stored_end == end else ()
                 members = sorted(
                     [*equal, self._local_id], key=lambda each: (each.zone, each.suffix)
                 )
@@ -174,12 +229,24 @@ class RecordedRoutes:
                     route=pb.Route(members=members, primary=NO_PRIMARY, stored_end=end),
                 )
                 condition = Compare.mod_revision(key, found[0].mod_revision if found else 0)
-                result = await etcd.txn([condition], [Put(key, value.SerializeToString())])
-                is_written = result.succeeded  # otherwise another broker has just added itself
+                result = await etcd.txn(
+                    [condition, *known.get(journal, ())], [Put(key, value.SerializeToString())]
+                )
+                # Otherwise another broker has just added itself, or has continued the journal.
+                if result.succeeded or (await etcd.range(key)).entries == found:
+                    break
+
+    def unchanged(self, item: JournalEntry) -> Sequence[Compare]:
+        """Return the condition that a journal and its record are as we know."""
+        own = self.own_entry(item)
+        return (
+            Compare.mod_revision(item.key, item.mod_revision),
+            Compare.mod_revision(self.key(item), own.mod_revision if own is not None else 0),
+        )
 
     def known_claims(self, item: JournalEntry) -> Sequence[Compare]:
-        """Return the condition that the claims to a journal are as we know; none with a record."""
-        if not self.is_used or self.own_entry(item) is not None:
+        """Return the condition that the claims to a journal are as we know."""
+        if not self.is_used:
             return ()
         claims = self.claims(item.id)
         revision = claims.mod_revision if claims is not None else 0
@@ -229,6 +296,7 @@ class RecordedRoutes:
             header.route,
             header.etcd.revision or kv.mod_revision,
             header.process_id,
+            header.etcd.member_id,
         )
         return Entry.of(kv, record)
 
@@ -259,8 +327,8 @@ class LastRoute(NamedTuple):
         create_revision: of the journal.
         route: the route; without members if it is withdrawn.
         revision: at which it was written.
-        is_claimed: True if no broker wrote it: its members have bytes of a journal that Etcd lost,
-            and none of them has continued it.
+        is_claimed: True if no broker wrote it: its members have bytes of a journal whose last route
+            Etcd lost, and no one has continued it since.
         is_recorded: True if only its record has it. Brokers of other implementations record
             nothing: they may have continued while none of ours was there.
     """
@@ -336,7 +404,7 @@ class LastRoutes:
 
     def observe(self) -> None:
         """Note the routes of the last batch of changes of the cluster's mirror."""
-        self._note_all(self.changed_journals())
+        self.note(self.changed_journals())
 
     def changed_journals(self) -> Iterable[str]:
         """Return the journals of the last batch of changes of the cluster's mirror."""
@@ -352,9 +420,10 @@ class LastRoutes:
 
         The cluster's mirror may never show a route that soon ended with its last member.
         """
-        self._note_all(self.records.changed_journals())
+        self.note(self.records.changed_journals())
 
-    def _note_all(self, journals: Iterable[str]) -> None:
+    def note(self, journals: Iterable[str]) -> None:
+        """Note the routes of some journals again: their records have changed."""
         for journal in journals:
             item = self._keyspace.item(journal)
             if item is None:
@@ -409,8 +478,9 @@ class LastRoutes:
         route, item = self.route(journal), self._keyspace.item(journal)
         if route is None or item is None or is_suspended(item.value):
             return ()
+        claimed_at = self._known[journal].revision if self._known[journal].is_claimed else 0
         for entry in self._keyspace.assignments(journal):
-            if entry.value.members:
+            if entry.value.members and entry.mod_revision > claimed_at:
                 return ()
             member = pb.ProcessSpec.ID(zone=entry.zone, suffix=entry.suffix)
             if member in route.members:
@@ -732,8 +802,9 @@ class RouteRecorder:
     def _is_over(self, record: RecordedRoute) -> bool:
         """Return True if a record's journal has no last route: it is deleted, or suspended."""
         item = self._keyspace.item(record.journal)
-        if record.create_revision == 0:  # claims, until the journal has a record
-            return item is not None and self._records.own_entry(item) is not None
+        if record.create_revision == 0:  # claims, until the journal has a newer record
+            own = self._records.own_entry(item) if item is not None else None
+            return own is not None and own.value.revision > record.revision
         if item is None or item.create_revision != record.create_revision:
             # The journal may be newer than our mirror of the cluster.
             return record.create_revision <= self._keyspace.revision

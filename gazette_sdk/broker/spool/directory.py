@@ -5,7 +5,8 @@
     ROOT/lock                                      locked while a broker uses the directory
     ROOT/lease                                     the lease of the last process (`LeaseNote`)
     ROOT/revision                                  last revision of Etcd (`etcd_history`)
-    ROOT/accepted                                  withheld spools may be used (`etcd_history`)
+    ROOT/unaccepted                                this Etcd lost what was seen (`etcd_history`)
+    ROOT/accepted                                  an operator accepts it nevertheless
     ROOT/journals/NAME=DIGEST/head                 the greatest committed offset, and the registers
     ROOT/journals/NAME=DIGEST/head.unverified      a head that is not used yet
     ROOT/journals/NAME=DIGEST/head.forgotten       a head that was known, until another one is
@@ -235,6 +236,7 @@ async def revoke_noted(etcd: Etcd, noted: NotedLease | None) -> bool:
     return True
 
 
+_UNACCEPTED = "unaccepted"
 _NAME_LENGTH = 120  # of a journal in the name of its directory; the digest makes it unique
 _BACKGROUND_THREADS = 2  # compression shares two cores with everything else
 _RECOVERY_THREADS = 8
@@ -557,7 +559,19 @@ class SpoolDirectory:
         """
         for directory in (self.root / "journals").iterdir():
             if directory.is_dir():
-                self._write_withheld(directory, mark)
+                self._write_mark(directory / "withheld", mark)
+        self._write_mark(self.root / _UNACCEPTED, mark)
+
+    def unaccepted_revision(self) -> int:
+        """Return the revision up to which routes may be older than ones that Etcd lost. Blocks.
+
+        It is 0 if Etcd lost nothing, or an operator has accepted that.
+        """
+        try:
+            cluster_id, revision = (self.root / _UNACCEPTED).read_text("ascii").split(" ")
+        except FileNotFoundError:
+            return 0
+        return int(revision) if int(cluster_id) == self._cluster_id else 0
 
     def withhold(self, spools: Sequence[CompletedSpool], mark: HistoryMark) -> None:
         """Withhold the recovered spools, and the head, of one journal. Blocks."""
@@ -565,7 +579,7 @@ class SpoolDirectory:
         with self._heads_lock:
             self._unwritten.discard(name)
             head = self._heads.pop(name, None) or self._unverified.pop(name, None)
-        self._write_withheld(self._directory_of(name), mark)
+        self._write_mark(self._directory_of(name) / "withheld", mark)
         self._withheld[name] = WithheldJournal(
             name, spools[-1].create_revision, tuple(spools), head, mark
         )
@@ -624,14 +638,13 @@ class SpoolDirectory:
         return (self.root / "accepted").exists()
 
     def end_acceptance(self) -> None:
-        """Remove the note of an operator's acceptance. Blocks."""
+        """Remove the note of an operator's acceptance, and that of what it accepts. Blocks."""
+        (self.root / _UNACCEPTED).unlink(missing_ok=True)
         (self.root / "accepted").unlink(missing_ok=True)
 
-    def _write_withheld(self, directory: Path, mark: HistoryMark) -> None:
+    def _write_mark(self, path: Path, mark: HistoryMark) -> None:
         content = f"{mark.cluster_id} {mark.revision}".encode()
-        replace_file(
-            directory / "withheld", content, synced=self.durability is Durability.PERSISTED
-        )
+        replace_file(path, content, synced=self.durability is Durability.PERSISTED)
 
     async def in_background(self, work: Callable[[], T]) -> T:
         """Run blocking work, which :meth:`close` waits for even if the caller is cancelled."""
@@ -856,17 +869,18 @@ class JournalSpools:
 # ------------------------------------------------------------------- on disk
 
 
-def accept_etcd(root: Path) -> int:
+def accept_etcd(root: Path) -> int | None:
     """Accept the present Etcd for the withheld spools of a directory. Blocks.
 
     The broker over the directory, or the next one, compares them with what others have, and uses
-    them.
+    them. It serves the journals of which only Etcd may have lost something, too.
 
     Args:
         root: a spool directory; a broker may use it.
 
     Returns:
-        the number of journals of which something is withheld; without any nothing is written.
+        the number of journals of which something is withheld; ``None`` if there is nothing to
+        accept: nothing is written.
 
     Raises:
         ConfigurationError: it is no spool directory, or cannot be written.
@@ -875,8 +889,9 @@ def accept_etcd(root: Path) -> int:
         count = sum(1 for _ in (root / "journals").glob("*/withheld"))
         if not (root / "journals").is_dir():
             raise FileNotFoundError("it has no directory `journals`")
-        if count:
-            (root / "accepted").touch()
+        if count == 0 and not (root / _UNACCEPTED).exists():
+            return None
+        (root / "accepted").touch()
     except OSError as error:
         raise ConfigurationError(
             f"{root} is no spool directory of a broker: {error}; give the one of "

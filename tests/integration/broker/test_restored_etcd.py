@@ -15,7 +15,8 @@ from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.process import Broker
 from gazette_sdk.broker.recovery import etcd_history
 from gazette_sdk.broker.recovery.etcd_history import RevisionFile
-from gazette_sdk.broker.recovery.routes import RecordedRoutes
+from gazette_sdk.broker.recovery.quarantine import Quarantine
+from gazette_sdk.broker.recovery.routes import RecordedRoutes, RouteRecorder
 from gazette_sdk.broker.spool.directory import SpoolDirectory, accept_etcd
 from gazette_sdk.cluster import etcd as etcd_module
 from gazette_sdk.cluster.etcd_server import EtcdServer, find_etcd
@@ -333,7 +334,7 @@ def test_the_greatest_claims_count_though_a_broker_hears_of_them_after_the_journ
 
             async def claim(suffix, end):
                 await RecordedRoutes(broker.keyspace, local(suffix)).claim(
-                    cluster.etcd, {"b/new": end}
+                    cluster.etcd, {"b/new": end}, {}
                 )
 
             def claimed_by():
@@ -354,10 +355,166 @@ def test_the_greatest_claims_count_though_a_broker_hears_of_them_after_the_journ
     run(scenario())
 
 
-async def begun_journal(cluster, content):
+def test_a_claimant_that_hears_late_of_greater_claims_stores_nothing_before(
+    etcd, tmp_path, monkeypatch
+):
+    """Broker 2 has another end of the journal, a shorter one, and its watch is late."""
+    monkeypatch.setattr(etcd_history, "POLL_S", 0.05)
+    run_recorder, decide = RouteRecorder.run, Quarantine._decide
+    hears, decisions = asyncio.Event(), []
+
+    async def run_late(recorder):
+        if recorder._records._local_id.suffix == "broker-2":
+            await hears.wait()
+        await run_recorder(recorder)
+
+    async def decide_and_note(quarantine, key):
+        try:
+            await decide(quarantine, key)
+        finally:
+            if quarantine._directory.root.name == "spools-broker-2":
+                decisions.append(key)
+
+    spec = journal_spec("b/new", stores=["file:///"], refresh_interval_s=1)
+    store = tmp_path / "store"
+    store.mkdir()
+
+    async def scenario():
+        async with HandCluster(etcd, tmp_path) as cluster:
+            client = await begun_journal(cluster, b"old", spec, file_root=store)
+            keyspace = cluster.brokers["broker-1"].keyspace
+            shutil.copytree(tmp_path / "spools-broker-1", tmp_path / "spools-broker-2")
+            await client.append_when_ready("b/new", b" and newer")
+            cluster.brokers["broker-1"]._custody.flush()
+            await crash(cluster.brokers.pop("broker-1"))
+            client = await cluster.start("broker-2", file_root=store)
+            await cluster.assign("b/new", "broker-2")
+            await client.append_when_ready("b/new", b" or so")
+            cluster.brokers["broker-2"]._custody.flush()
+            await crash(cluster.brokers.pop("broker-2"))
+            await lose_journal(cluster, keyspace, "b/new", "broker-1", "broker-2")
+
+            monkeypatch.setattr(RouteRecorder, "run", run_late)
+            monkeypatch.setattr(Quarantine, "_decide", decide_and_note)
+            client = await cluster.start("broker-2", file_root=store)
+            await cluster.start("broker-1", file_root=store)
+            await client.apply(spec)
+            await cluster.assign("b/new", "broker-2")
+            second = cluster.brokers["broker-2"]
+            await until(
+                lambda: (
+                    len(decisions) > 2 or (decisions and not second._custody._quarantine._entries)
+                )
+            )
+            hears.set()
+            answer = (await client.append_until("b/new", b"!", pb.OK, limit_s=LIMIT_S))[-1]
+            assert answer.commit.begin == len(b"old and newer")
+            assert await client.read("b/new") == b"old and newer!"
+        stored = [path.read_bytes() for path in store.rglob("b/new/*")]
+        assert stored
+        assert not [content for content in stored if b"or so" in content]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("first", ["broker-1", "broker-2"])
+def test_a_journal_of_an_older_etcd_goes_on_at_the_broker_that_continued_it_since(
+    etcd, tmp_path, monkeypatch, first
+):
+    """Etcd has only the route of broker 2, which had not begun the journal's end."""
+    monkeypatch.setattr(etcd_history, "POLL_S", 0.05)
+    second = {"broker-1": "broker-2", "broker-2": "broker-1"}[first]
+
+    async def scenario():
+        async with HandCluster(etcd, tmp_path) as cluster:
+            client = await begun_journal(cluster, b"old")
+            keyspace = cluster.brokers["broker-1"].keyspace
+            shutil.copytree(tmp_path / "spools-broker-1", tmp_path / "spools-broker-2")
+            await client.append_when_ready("b/new", b" and newer")
+            await crash(cluster.brokers.pop("broker-1"))
+            await see_more(cluster, keyspace, "broker-1", "broker-2")
+
+            await cluster.start(first)
+            await cluster.start(second)
+            client = Client(InProcessTransport(cluster.brokers["broker-2"].service))
+            await cluster.assign("b/new", "broker-2")
+            status = pb.INSUFFICIENT_JOURNAL_BROKERS
+            refused = await client.append_until("b/new", b"!", status)
+            assert "gazette spools accept" in refused[-1].store_health_error
+            for suffix in ("broker-2", "broker-1"):
+                assert accept_etcd(tmp_path / f"spools-{suffix}") == 1
+            answer = (await client.append_until("b/new", b"!", pb.OK, limit_s=LIMIT_S))[-1]
+            assert answer.commit.begin == len(b"old and newer")
+            assert await client.read("b/new") == b"old and newer!"
+
+    run(scenario())
+
+
+def test_a_broker_without_bytes_of_a_journal_asks_for_acceptance_of_an_older_etcd(
+    etcd, tmp_path, monkeypatch
+):
+    """Etcd has the journal, and not the route of broker 1, which is away."""
+    monkeypatch.setattr(etcd_history, "POLL_S", 0.05)
+
+    async def scenario():
+        async with HandCluster(etcd, tmp_path) as cluster:
+            client = await cluster.start("broker-2")
+            await client.apply(journal_spec("b/new"))
+            keyspace = cluster.brokers["broker-2"].keyspace
+            await until(lambda: keyspace.item("b/new") is not None)
+            await crash(cluster.brokers.pop("broker-2"))
+            await see_more(cluster, keyspace, "broker-2")
+
+            client = await cluster.start("broker-2")
+            await cluster.assign("b/new", "broker-2")
+            status = pb.INSUFFICIENT_JOURNAL_BROKERS
+            refused = await client.append_until("b/new", b"!", status)
+            assert "gazette spools accept" in refused[-1].store_health_error
+            assert accept_etcd(tmp_path / "spools-broker-2") == 0
+            await client.append_until("b/new", b"!", pb.OK, limit_s=LIMIT_S)
+            assert await client.read("b/new") == b"!"
+            assert accept_etcd(tmp_path / "spools-broker-2") is None
+
+    run(scenario())
+
+
+def test_a_broker_that_comes_late_claims_no_journal_that_others_have_continued(
+    etcd, tmp_path, monkeypatch
+):
+    """Broker 2 has more bytes than broker 1 had, and the operator did not wait for it."""
+    monkeypatch.setattr(etcd_history, "POLL_S", 0.05)
+
+    async def scenario():
+        async with HandCluster(etcd, tmp_path) as cluster:
+            client = await begun_journal(cluster, b"old")
+            keyspace = cluster.brokers["broker-1"].keyspace
+            await client.append_when_ready("b/new", b" and newer")
+            spools = tmp_path / "spools-broker-1"
+            await crash(cluster.brokers.pop("broker-1"))
+            shutil.copytree(spools, tmp_path / "spools-broker-2")
+            await see_more(cluster, keyspace, "broker-1", "broker-2")
+
+            client = await cluster.start("broker-1")
+            await cluster.member("broker-3")  # so that routes are recorded
+            await cluster.assign("b/new", "broker-1")
+            assert accept_etcd(spools) == 1
+            await client.append_until("b/new", b"!", pb.OK, limit_s=LIMIT_S)
+            late = cluster.brokers["broker-1"]
+            await cluster.start("broker-2")
+            records = cluster.brokers["broker-2"]._custody._records
+            assert records.history.id == late._custody._records.history.id
+            claims = records.claims("b/new")
+            assert claims is None or local("broker-2") not in claims.value.route.members
+            await client.append_until("b/new", b"!", pb.OK, limit_s=LIMIT_S)
+            assert await client.read("b/new") == b"old and newer!!"
+
+    run(scenario())
+
+
+async def begun_journal(cluster, content, spec=None, **changes):
     """Return a client of broker 1, which has a new journal with this content."""
-    client = await cluster.start("broker-1")
-    await client.apply(journal_spec("b/new"))
+    client = await cluster.start("broker-1", **changes)
+    await client.apply(spec or journal_spec("b/new"))
     await cluster.assign("b/new", "broker-1")
     await client.append_when_ready("b/new", content)
     return client
@@ -366,6 +523,11 @@ async def begun_journal(cluster, content):
 async def lose_journal(cluster, keyspace, journal, *suffixes):
     """Let Etcd be as one that was restored from a backup of before a journal."""
     await cluster.etcd.delete(keyspace.item_key(journal))
+    await see_more(cluster, keyspace, *suffixes)
+
+
+async def see_more(cluster, keyspace, *suffixes):
+    """Let brokers have seen more of Etcd than it has: it was restored from a backup."""
     for suffix in suffixes:
         seen = RevisionFile(cluster.directory / f"spools-{suffix}" / "revision", local(suffix))
         seen.write_later(HistoryMark(keyspace.header.cluster_id, 1 << 40))

@@ -45,6 +45,15 @@ class World:
         self.recording.revision = max(self.recording.revision, self.mirror.revision)
         return self.recording.put({key: header.SerializeToString()})
 
+    def claim(self, *members, end=1):
+        """Let brokers claim the journal now, whatever routes Etcd has."""
+        route = pb.Route(members=members, primary=-1, stored_end=end)
+        key = f"{self.records.mirror.root}/{JOURNAL}#0".encode()
+        self.recording.revision = max(self.recording.revision, self.mirror.revision)
+        header = pb.Header(process_id=members[0], route=route)
+        self.recording.put({key: header.SerializeToString()})
+        self.mirror.revision = self.recording.revision
+
     def spec(self, *, replication=1, level=pb.JournalSpec.Suspend.NONE):
         spec = journal_spec(JOURNAL, replication=replication)
         spec.suspend.level = level
@@ -71,6 +80,29 @@ def world():
     made = World()
     made.spec()
     return made
+
+
+def test_claims_replace_an_older_route_until_a_newer_one_is_written(world):
+    world.record(A)
+    world.assign(A, route=[A])
+    world.claim(B, C)
+    assert world.routes.last(JOURNAL).is_claimed
+    assert world.absent == [B, C]  # the route of the assignment is older, too
+    world.assign(C, route=[C])
+    assert not world.routes.last(JOURNAL).is_claimed
+    assert world.absent == []
+    world.mirror.revision += 1
+    world.record(C)
+    assert world.records.entry(world.keyspace.item(JOURNAL)).value.route.members == [C]
+
+
+def test_an_old_route_that_is_recorded_late_does_not_end_claims(world):
+    world.assign(A, route=[A])
+    written = world.routes.last(JOURNAL).revision
+    world.claim(B)
+    world.mirror.revision += 1
+    world.record(A, revision=written)
+    assert world.absent == [B]
 
 
 def test_a_journal_without_any_route_does_not_wait(world):
