@@ -34,7 +34,7 @@ from gazette_sdk.cli.journals.list import (
     selection_of,
     store_offsets,
 )
-from gazette_sdk.cli.program import Invocation, TimedOutError
+from gazette_sdk.cli.program import CommandFailedError, Invocation, TimedOutError
 from gazette_sdk.errors import (
     CallCancelledError,
     ConfigurationError,
@@ -48,10 +48,12 @@ from gazette_sdk.errors import (
 from gazette_sdk.fragment.content import FragmentReader
 from gazette_sdk.fragment.listing import open_url
 from gazette_sdk.framing import Cutter, FixedProtobuf, Framing, JsonLines
+from gazette_sdk.message.fetcher import HEAD_LAG_MAX_S
 from gazette_sdk.message.message_cutter import MessageCutter
 from gazette_sdk.message.uuid import clock_of_time
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import parse_duration
+from gazette_sdk.retries import pause
 from gazette_sdk.server.process import StopSignal
 from gazette_sdk.server.tls import file_root_of
 from gazette_sdk.transport.base import Transport
@@ -148,6 +150,7 @@ class ConcurrentReads:
     _ended: dict[str, pb.ListResponse] = field(default_factory=dict)
     _done_bytes: int = 0
     _heads: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _missing_since: dict[str, float] = field(default_factory=dict)
 
     async def run(self, watched: WatchedList, stopped: Callable[[], Awaitable[Any]]) -> None:
         """Read until all journals have ended, enough messages are written, or ``stopped`` returns.
@@ -219,8 +222,9 @@ class ConcurrentReads:
                 journal=journal,
                 offset=offset,
                 # A read that begins at the write head must learn its offset before it blocks:
-                # otherwise the offset at which it ends would be unknown.
-                block=options.block and offset >= 0,
+                # otherwise the offset at which it ends would be unknown. A saved offset may be one
+                # that the journal does not have.
+                block=options.block and offset >= 0 and not has_offset,
                 do_not_proxy=options.do_not_proxy,
                 begin_mod_time=0 if options.since_clock and has_offset else options.begin_mod_time,
             ),
@@ -270,14 +274,8 @@ class ConcurrentReads:
                         messages.begin(reader.offset)
                     continue
                 except OffsetNotYetAvailableError:
-                    if reader.block or not self.options.block:
-                        async with self.output.lock:
-                            await self._write_rest(reader, messages)
+                    if await self._ends_at_head(reader, messages):
                         return
-                    if self.offsets[journal] < 0 and messages is not None:
-                        messages.begin(reader.offset)
-                    self.offsets[journal] = reader.offset if messages is None else messages.offset
-                    reader.block = True
                     continue
                 assert content is not None  # the request has no end offset
                 async with self.output.lock:
@@ -290,6 +288,29 @@ class ConcurrentReads:
             if self.offsets[journal] < 0:
                 del self.offsets[journal]
             await reader.aclose()
+
+    async def _ends_at_head(self, reader: RetryReader, messages: MessageCutter | None) -> bool:
+        """Return True if a read ends, whose journal has no content at its offset.
+
+        Raises:
+            CommandFailedError: it begins after the write head of the journal.
+        """
+        journal = reader.journal
+        if journal not in self._heads and (missing := _missing(reader)):  # nothing was read yet
+            now = asyncio.get_running_loop().time()
+            if now - self._missing_since.setdefault(journal, now) >= HEAD_LAG_MAX_S:
+                raise missing
+            await pause(1)
+            return False
+        if reader.block or not self.options.block:
+            async with self.output.lock:
+                await self._write_rest(reader, messages)
+            return True
+        if self.offsets[journal] < 0 and messages is not None:
+            messages.begin(reader.offset)
+        self.offsets[journal] = reader.offset if messages is None else messages.offset
+        reader.block = True
+        return False
 
     async def _write_appends(
         self, reader: RetryReader, messages: MessageCutter | None, content: bytes
@@ -348,6 +369,18 @@ class ConcurrentReads:
         self._heads[reader.journal] = (begin, max(head, reader.offset))
         total = sum(head - begin for begin, head in self._heads.values())
         self.progress.advance(self._done_bytes, None if self.options.block else total)
+
+
+def _missing(reader: RetryReader) -> CommandFailedError | None:
+    """Return an error if an offset is after the write head of its journal."""
+    response = reader.response
+    if response is None or reader.offset <= response.write_head:
+        return None
+    return CommandFailedError(
+        f"offset {reader.offset} of --offsets is after the write head of {reader.journal}, which is"
+        f" {response.write_head}: content was lost, or the offset is of an earlier journal of that"
+        " name; set it to 0 in the file to read what there is"
+    )
 
 
 Record = tuple[bytes, bytes]

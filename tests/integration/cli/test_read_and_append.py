@@ -177,6 +177,21 @@ def test_a_read_that_failed_writes_no_offsets_and_leaves_the_previous_ones(tool,
     assert json.loads(offsets.read_text())[f"{topic}/a"] == 100_000
 
 
+@pytest.mark.parametrize("block", [[], ["--block"]])
+def test_an_offset_that_the_journal_does_not_have_is_an_error(tool, topic, block):
+    tool.ok("journals", "append", "-l", f"name={topic}/a", stdin=b"12345")
+    offsets = tool.directory / "o.json"
+    offsets.write_text(json.dumps({f"{topic}/a": 700}))
+    arguments = ["journals", "read", "-l", f"name={topic}/a", *block]
+    outcome = tool(*arguments, "--offsets", "o.json", "--offsets-out", "o.json")
+    assert (outcome.status, outcome.stdout) == (1, b"")
+    assert f"offset 700 of --offsets is after the write head of {topic}/a, which is 5" in (
+        outcome.stderr
+    )
+    assert not offsets.exists()
+    assert json.loads((tool.directory / "o.json.previous").read_text()) == {f"{topic}/a": 700}
+
+
 def wait_until_stored(tool, journal):
     """Until a fragment of the journal is in its store."""
     stored = False
