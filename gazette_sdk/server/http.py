@@ -300,6 +300,7 @@ class HttpHost:
         try:
             with HttpConnection.of(request).serving(request):
                 await self._await_turn(request)
+                _check_transfer_coding(request)
                 await _invite_body(request)
                 return await self._dispatch(request)
         except web.HTTPException as error:
@@ -386,6 +387,21 @@ class HttpRequest(web.BaseRequest):
             headers.popall(hdrs.CONTENT_TYPE, None)
             if response.media_type:
                 headers[hdrs.CONTENT_TYPE] = response.media_type
+
+
+def _check_transfer_coding(request: web.BaseRequest) -> None:
+    """Refuse a body in a coding that is not undone here: RFC 9112, section 6.1.
+
+    Raises:
+        web.HTTPNotImplemented: the body is not sent plainly or in chunks.
+    """
+    codings = request.headers.get(hdrs.TRANSFER_ENCODING, "")
+    for coding in codings.lower().split(","):
+        if coding.strip() not in {"", "identity", "chunked"}:
+            raise web.HTTPNotImplemented(
+                text=f"Transfer-Encoding {codings[:40]!r} is not supported: send chunked, and say "
+                "in Content-Encoding how the content is compressed"
+            )
 
 
 async def _invite_body(request: web.BaseRequest) -> None:

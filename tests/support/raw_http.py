@@ -73,7 +73,7 @@ async def exchange(
             "Connection: close",
             *headers,
         ]
-        chunked = "Transfer-Encoding: chunked" in headers
+        chunked = "transfer-encoding" in names
         if body is not None and not chunked and "content-length" not in names:
             lines.append(f"Content-Length: {len(body)}")
         writer.write("\r\n".join([*lines, "", ""]).encode())

@@ -122,6 +122,24 @@ def test_a_bad_path_is_a_bad_request():
     assert answers(_echo_path)("GET", "/a%zz").status == 400
 
 
+@pytest.mark.parametrize(
+    ("codings", "status"),
+    [("chunked", 200), ("identity, chunked", 200), ("gzip, chunked", 501), ("br,chunked", 501)],
+)
+def test_a_body_in_a_transfer_coding_other_than_chunks_is_refused(codings, status):
+    async def echo(request, _target):
+        return web.Response(body=await request.read())
+
+    answer = answers(echo)("PUT", "/a", headers=(f"Transfer-Encoding: {codings}",), body=b"abc")
+    assert answer.status == status
+    assert answer.body == (
+        b"abc"
+        if status == 200
+        else f"Transfer-Encoding {codings!r} is not supported: send chunked, and say in "
+        "Content-Encoding how the content is compressed\n".encode()
+    )
+
+
 def test_mounts_are_asked_in_order_until_one_answers():
     async def ask():
         async def pass_on(_request, _target):
