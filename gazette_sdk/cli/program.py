@@ -7,6 +7,7 @@ standard error, and an exit status (:func:`report`).
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import importlib
 import inspect
@@ -95,6 +96,8 @@ def explain(error: BaseException) -> str:
         text = error.strerror
         if error.filename is not None:
             text = f"{error.filename}: {text}"
+        elif error.errno == errno.EBADF:
+            text = "standard input or output is closed; redirect it, for example to /dev/null"
     return "; ".join(line.strip() for line in text.splitlines() if line.strip()) or repr(error)
 
 
@@ -362,14 +365,14 @@ class Program:
         try:
             parsed = self._parse(list(sys.argv[1:] if arguments is None else arguments))
             if isinstance(parsed, int):
+                sys.stdout.flush()
                 return parsed
             command, invocation = parsed
             in_log = _configure_log(invocation) or command.is_service
             function = _import(command.run, has_process=arguments is None)
             _run(function, command, invocation)
         except BrokenPipeError:
-            # The reader of our output has closed it. Python must not flush to it at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _discard_output()
             return FAILED
         except ExceptionGroup as group:
             if group.split((GazetteError, OSError))[1] is not None:
@@ -378,6 +381,7 @@ class Program:
             return FAILED
         except (GazetteError, OSError) as error:
             report(self.name, error, in_log=in_log)
+            _discard_output()
             return error.exit_status if isinstance(error, CommandFailedError) else FAILED
         except KeyboardInterrupt:
             return INTERRUPTED
@@ -510,6 +514,14 @@ class Program:
     def _environ(self) -> dict[str, str]:
         given = {name: os.environ.get(alias) for name, alias in self.aliases.items()}
         return {name: text for name, text in given.items() if text} | dict(os.environ)
+
+
+def _discard_output() -> None:
+    """Discard output that cannot be written: Python tries it again at exit, with a traceback."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _nearest_words(commands: Sequence[Command], typed: Sequence[str]) -> list[str]:
