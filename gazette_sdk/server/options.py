@@ -143,7 +143,9 @@ def find_ini(name: str, directories: Iterable[Path] | None = None) -> IniFile | 
     for directory in _directories() if directories is None else directories:
         path = directory / name
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(
+                encoding="utf-8-sig"
+            )  # editors of Windows write a byte order mark
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, UnicodeDecodeError) as error:

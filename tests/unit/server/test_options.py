@@ -249,6 +249,11 @@ def test_the_first_existing_file_is_the_only_one(tmp_path):
     assert find_ini("y.ini", [first, second]) is None
 
 
+def test_an_ini_file_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "x.ini").write_bytes(b"\xef\xbb\xbf[s]\r\nA = b\r\n")
+    assert [entry[:3] for entry in find_ini("x.ini", [tmp_path]).entries] == [("s", "A", "b")]
+
+
 def test_files_are_looked_for_here_and_at_home(tmp_path, monkeypatch):
     home = tmp_path / "home" / ".config" / "gazette"
     home.mkdir(parents=True)
