@@ -446,7 +446,7 @@ class Pools:
             pool.stop()
             raise ClosedError("the transport was closed; connect again")
         closer = self._closers[pool] = _close_with_loop(pool)
-        pool.loop.create_task(anext(closer), name="closer of connections")
+        pool.loop.create_task(_begin(closer), name="closer of connections")
         return pool
 
     async def _close(self, pool: Pool) -> None:
@@ -460,6 +460,11 @@ class Pools:
                 connection.abandon()
         self._inherited += self._pools.values()
         self._pools.clear()
+
+
+async def _begin(closer: AsyncGenerator[None, None]) -> None:
+    """Begin a generator, unless its pool was closed before this task ran."""
+    await anext(closer, None)
 
 
 async def _close_with_loop(pool: Pool) -> AsyncGenerator[None, None]:

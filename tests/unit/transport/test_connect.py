@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import gc
 import inspect
 import subprocess
 import sys
@@ -7,10 +9,11 @@ import sys
 import pytest
 
 from gazette_sdk.embedded import EmbeddedCluster
-from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.errors import ConfigurationError, GazetteError
 from gazette_sdk.transport import Transport, connect
 from gazette_sdk.transport.fragment_store import FragmentStoreTransport
 from gazette_sdk.transport.grpc import GrpcTransport
+from gazette_sdk.transport.journal_reader import read_metadata
 from gazette_sdk.transport.router import RoutedTransport
 from gazette_sdk.transport.stream.wire import ChosenTransport
 from gazette_sdk.transport.wire import Tls
@@ -159,3 +162,14 @@ def test_stores_are_not_imported_before_they_are_used():
         "assert 'gazette_sdk.transport.fragment_store' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+def test_a_transport_that_is_closed_at_once_leaves_no_failed_task(caplog):
+    async def fail():
+        async with connect("https://localhost:1", tls=Tls(cert_file="/nonexistent")) as transport:
+            await read_metadata(transport, "a/journal", 0)
+
+    with pytest.raises(GazetteError):
+        asyncio.run(fail())
+    gc.collect()
+    assert not caplog.records
