@@ -16,6 +16,7 @@ traffic across zones.
 from __future__ import annotations
 
 import abc
+import ssl
 import threading
 import time
 from collections import OrderedDict
@@ -499,7 +500,8 @@ class Router:
     ) -> UnavailableError:
         if journal is not None:
             self.routes.invalidate(journal)
-        if peer.suffix or target.member is not None:
+        is_refused = isinstance(error.__cause__, ssl.SSLCertVerificationError)
+        if peer.suffix or target.member is not None or is_refused:
             return error
         hint = " (`gazette dev` starts one)" if "//localhost:" in self._address else ""
         named = " or ".join([self._address, *(each.endpoint for each in self._further)])

@@ -585,11 +585,28 @@ class HandshakeClosedError(UnavailableError):
     """The server closed the connection in the handshake of TLS."""
 
 
+_UNTRUSTED = (
+    "give the certificate of the authority that signed it: trusted_ca_file, --broker.trusted-ca-file"
+    " or BROKER_TRUSTED_CA_FILE"
+)
+_OTHER_NAME = "connect to a name that the certificate has, or have the server use another one"
+_REMEDIES = {
+    9: "set the clock of this machine: the certificate is not valid yet",
+    10: "renew the certificate of the server",
+    62: _OTHER_NAME,
+    64: _OTHER_NAME,
+}
+"""Remedies by the codes with which OpenSSL refuses a certificate."""
+
+
 @contextlib.contextmanager
 def _connect_errors(where: str) -> Iterator[None]:
     """Turn errors of opening a socket to a broker into ``UnavailableError``."""
     try:
         yield
+    except ssl.SSLCertVerificationError as error:
+        remedy = _REMEDIES.get(error.verify_code, _UNTRUSTED)
+        raise UnavailableError(f"cannot agree on TLS with {where}: {error}; {remedy}") from error
     except ssl.SSLError as error:
         raise UnavailableError(f"cannot agree on TLS with {where}: {error}") from error
     except ConnectionRefusedError as error:
