@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -23,17 +23,30 @@ from prometheus_client.metrics import MetricWrapperBase
 from gazette_sdk.broker.mirror import incarnation_key, journal_path, members_path, shard_path
 from gazette_sdk.broker.recovery.routes import RecordedRoutes
 from gazette_sdk.cli.allocator import report_json
+from gazette_sdk.cli.backup import commands as backup
+from gazette_sdk.cli.backup.archive import Backup, SavedJournal, SavedMember, SavedShard
+from gazette_sdk.cli.backup.capture import Stored
+from gazette_sdk.cli.backup.restore import JournalRow, Plan, ShardRow
 from gazette_sdk.cli.bench.report import Histogram, Report, Throughput, Verification
 from gazette_sdk.cli.bench.verify import Findings
 from gazette_sdk.cli.cluster import BrokerState
 from gazette_sdk.cli.doctor.checks import Result, Status
 from gazette_sdk.cli.doctor.command import shown_json
 from gazette_sdk.cli.doctor.facts import Facts, Source
+from gazette_sdk.cli.drain import Step, show_plan
 from gazette_sdk.cli.formats import fragment_json
 from gazette_sdk.cli.gazctl import GAZCTL
 from gazette_sdk.cli.gazette import GAZETTE
 from gazette_sdk.cli.journals.fragments import Pruned
+from gazette_sdk.cli.journals.list import show_outcomes
+from gazette_sdk.cli.journals.store_move import Move
+from gazette_sdk.cli.journals.store_move import show as show_moves
+from gazette_sdk.cli.shards import reset
+from gazette_sdk.cli.shards.commands import ResetSettings
 from gazette_sdk.cli.shards.consumers import ApplicationState
+from gazette_sdk.cli.shards.specs import show_changed, show_generated
+from gazette_sdk.cli.shards.topics import Grown
+from gazette_sdk.cli.spark import commands as spark
 from gazette_sdk.cli.tokens import KeyState, ShownToken
 from gazette_sdk.cluster.allocator.simulation import (
     ChangedItem,
@@ -47,6 +60,7 @@ from gazette_sdk.cluster.broker_keys import BrokerKeySpace
 from gazette_sdk.cluster.consumer_keys import CONSUMERS_PREFIX
 from gazette_sdk.cluster.items import ItemEntry, assignment_key, item_key, member_key
 from gazette_sdk.cluster.verification import Challenges
+from gazette_sdk.journals.changes import AppliedChange
 from gazette_sdk.local_cluster.cluster import BrokerStatus
 from gazette_sdk.meters import PlainHistogram
 from gazette_sdk.protocol import (
@@ -57,10 +71,12 @@ from gazette_sdk.protocol import (
     stream_pb2,
 )
 from gazette_sdk.protocol.fragments import content_path
+from gazette_sdk.protocol.names import parse_store_url
 from gazette_sdk.protocol.rules import RPCS_BY_REQUEST
 from gazette_sdk.protocol.shard_spec import hint_keys
 from gazette_sdk.server.options import BoundOption
 from gazette_sdk.shard.application.generator import HINT_PREFIX
+from gazette_spark.transactions import LogState
 
 ROOT = Path(__file__).parents[2]
 STABLE = ROOT / "tests" / "compatibility" / "stable"
@@ -176,9 +192,13 @@ def json_keys() -> Iterator[str]:
     }
     for called, value in samples.items():
         yield from (f"{called}: {path}" for path in _paths_of(value))
+    for called, lines in _written_lines().items():
+        for line in lines:
+            yield from (f"{called}: {path}" for path in _paths_of(line))
     classes: dict[str, Any] = {
         "gazctl brokers list -o json: brokers[]": BrokerState,
         "gazctl consumers describe -o json: ": ApplicationState,
+        "gazctl topics grow -o json: ": Grown,
         "gazctl token show -o json: ": ShownToken,
         "gazctl keys check -o json: keys[]": KeyState,
         "gazctl journals prune -o json: ": Pruned,
@@ -187,6 +207,86 @@ def json_keys() -> Iterator[str]:
     for begin, declared in classes.items():
         for path in _paths_of_class(declared):
             yield f"{begin}.{path}".replace(": .", ": ")
+
+
+def _written_lines() -> Mapping[str, Sequence[Any]]:
+    """Return objects as commands write them, one for each kind of line, by command."""
+    spec = broker_pb2.JournalSpec(name="a/journal", replication=1)
+    journal = SavedJournal(name="a/journal", spec_bytes=spec.SerializeToString())
+    shard_spec = consumer_pb2.ShardSpec(id="a/shard", recovery_log_prefix="logs")
+    shard_spec.sources.add(journal="a/journal")
+    shard = SavedShard(application="a", id="a/shard", spec_bytes=shard_spec.SerializeToString())
+    saved = Backup(
+        prefix="/a",
+        journals=[journal],
+        shards=[shard],
+        members=[SavedMember(prefix="/a", id="a/b", endpoint="")],
+    )
+    plan = Plan(
+        journals=[
+            JournalRow(
+                name="a/journal",
+                state="created",
+                saved_head=0,
+                stored_end=0,
+                floor=0,
+                claimed_by=(),
+                level="",
+                skips=False,
+                guessed=(),
+                spec_bytes=b"",
+            )
+        ],
+        shards=[
+            ShardRow(
+                application="a",
+                id="a/shard",
+                state="created",
+                hints=0,
+                log="",
+                problem="",
+                shard=shard,
+            )
+        ],
+        continues=False,
+        endpoints=(),
+    )
+    step = Step(MemberId("a", "broker-1"), cluster_pb2.Member())
+    applied = _written(lambda: show_outcomes([AppliedChange("created", spec)], "json"))
+    changed = _written(lambda: show_changed({"a/shard": "created"}, "json"))
+    changes = [consumer_pb2.ApplyRequest.Change(upsert=shard_spec)]
+    listed = [consumer_pb2.ListResponse.Shard(spec=shard_spec)]
+    logs = [LogState("a", "a/log", "done", 1, 1)]
+    return {
+        **{f"gazctl journals {verb} -o json": applied for verb in ("apply", "create", "delete")},
+        "gazctl journals move-store -o json": _written(
+            lambda: show_moves([Move("a/journal")], "json", parse_store_url("file:///"))
+        ),
+        **{f"gazctl shards {verb} -o json": changed for verb in ("apply", "delete")},
+        "gazctl shards generate -o json": _written(lambda: show_generated(changes, "json")),
+        "gazctl shards reset -o json": _written(
+            lambda: reset._show(listed, {"a/journal": 0}, ResetSettings(format="json"))
+        ),
+        "gazctl brokers drain -o json": _written(lambda: show_plan([step], "json")),
+        "gazctl backup show -o json": [backup._shown(saved)],
+        "gazctl backup verify -o json": _written(
+            lambda: backup._write_verified(
+                [(journal, Stored(journal="a/journal"))], {"a/shard": ""}
+            )
+        ),
+        "gazctl restore cluster -o json": _written(lambda: backup._show_plan(plan, {}, "json")),
+        "gazette spark transactions list -o json": _written(lambda: spark._show(logs, "json")),
+        "gazette spark transactions delete -o json": _written(
+            lambda: spark._show(logs, "json", ["deleted"])
+        ),
+    }
+
+
+def _written(write: Callable[[], None]) -> Sequence[Any]:
+    """Return the objects that a function writes to standard output, one a line."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        write()
+    return [orjson.loads(line) for line in output.getvalue().splitlines()]
 
 
 def _paths_of(value: Any, path: str = "") -> Iterator[str]:

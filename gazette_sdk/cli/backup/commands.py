@@ -16,6 +16,7 @@ from gazette_sdk.broker.mirror import incarnation_key
 from gazette_sdk.cli.backup.archive import Backup, SavedJournal, read, write
 from gazette_sdk.cli.backup.capture import (
     HeadsOf,
+    Stored,
     capture,
     hints_problem,
     list_content,
@@ -249,17 +250,14 @@ async def run_verify(invocation: Invocation) -> None:
         async with opened_stores(file_root_of(settings.file_root)) as stores:
             stored = await list_content(backup.journals, stores, progress)
     found = [(each, stored[each.name]) for each in backup.journals]
+    problems = {
+        each.id: problem
+        for each in backup.shards
+        if (problem := hints_problem(each, stored.get(each.log)))
+    }
     wrong = [pair for pair in found if pair[1].error or pair[1].missing(pair[0])]
     if settings.format == "json":
-        for journal, content in found:
-            row = {
-                "journal": journal.name,
-                "head": journal.head,
-                "stored_end": content.end,
-                "missing": content.missing(journal),
-                "error": content.error,
-            }
-            sys.stdout.write(orjson.dumps(row).decode() + "\n")
+        _write_verified(found, problems)
     else:
         write_table(
             ["Journal", "Head", "Stored To", "Missing"],
@@ -273,16 +271,7 @@ async def run_verify(invocation: Invocation) -> None:
                 for journal, content in (wrong or found)
             ),
         )
-    problems = {
-        each.id: problem
-        for each in backup.shards
-        if (problem := hints_problem(each, stored.get(each.log)))
-    }
-    for shard, problem in problems.items():
-        if settings.format == "json":
-            sys.stdout.write(orjson.dumps({"shard": shard, "problem": problem}).decode() + "\n")
-        else:
-            sys.stdout.write(f"{shard}: {problem}\n")
+        sys.stdout.writelines(f"{shard}: {problem}\n" for shard, problem in problems.items())
     sys.stdout.flush()
     if problems:
         raise CommandFailedError(
@@ -298,6 +287,24 @@ async def run_verify(invocation: Invocation) -> None:
             " in no store; they are in the spools of brokers, or lost"
         )
     sys.stderr.write(f"{url} is whole, and the stores have all content up to its heads.\n")
+
+
+def _write_verified(
+    found: Iterable[tuple[SavedJournal, Stored]], problems: Mapping[str, str]
+) -> None:
+    """Write a JSON object for each journal, and for each shard that cannot be recovered."""
+    rows: list[dict[str, object]] = [
+        {
+            "journal": journal.name,
+            "head": journal.head,
+            "stored_end": content.end,
+            "missing": content.missing(journal),
+            "error": content.error,
+        }
+        for journal, content in found
+    ]
+    rows += [{"shard": shard, "problem": problem} for shard, problem in problems.items()]
+    sys.stdout.writelines(orjson.dumps(row).decode() + "\n" for row in rows)
 
 
 def _ranges(ranges: Iterable[tuple[int, int]]) -> str:

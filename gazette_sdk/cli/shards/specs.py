@@ -290,6 +290,26 @@ async def _generate(
     )
 
 
+def show_generated(
+    changes: Sequence[cpb.ApplyRequest.Change], form: Literal["table", "json"]
+) -> None:
+    """Write what came of shards that were generated, with their recovery logs."""
+    rows = [
+        {
+            "shard": change.upsert.id,
+            "log": recovery_log(change.upsert),
+            "outcome": "updated" if change.expect_mod_revision else "created",
+        }
+        for change in changes
+    ]
+    if form == "table":
+        write_table(["Shard", "Recovery Log", "Outcome"], ([*row.values()] for row in rows))
+    else:
+        for row in rows:
+            sys.stdout.write(orjson.dumps(row).decode() + "\n")
+    sys.stdout.flush()
+
+
 class _Shards:
     """Shards of the consumer processes that a command knows."""
 
@@ -310,18 +330,4 @@ class _Shards:
             if error.code == cpb.ETCD_TRANSACTION_FAILED:
                 raise EtcdTransactionFailedError from error
             raise
-        rows = [
-            (
-                change.upsert.id,
-                recovery_log(change.upsert),
-                "updated" if change.expect_mod_revision else "created",
-            )
-            for change in changes
-        ]
-        if self._form == "table":
-            write_table(["Shard", "Recovery Log", "Outcome"], map(list, rows))
-        else:
-            for shard, log, outcome in rows:
-                line = {"shard": shard, "log": log, "outcome": outcome}
-                sys.stdout.write(orjson.dumps(line).decode() + "\n")
-        sys.stdout.flush()
+        show_generated(changes, self._form)

@@ -81,6 +81,27 @@ class TopicReader:
     joins: list[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """Outcome of a topic, as ``-o json`` shows it.
+
+    Attributes:
+        topic: its name.
+        partitions: number of its partitions before.
+        wanted: number that was asked for.
+        created: journals that were created.
+        readers: applications that read it.
+        refused: why it was left as it is; empty otherwise.
+    """
+
+    topic: str
+    partitions: int
+    wanted: int
+    created: list[str]
+    readers: list[TopicReader]
+    refused: str
+
+
 async def run_grow(invocation: Invocation) -> None:
     """Add partitions to a topic.
 
@@ -117,15 +138,10 @@ async def run_grow(invocation: Invocation) -> None:
             made = await create_journals(transport, name, len(wanted), options)
     created = [each.name for each in made if each.outcome == "created"]
     if settings.format == "json":
-        shown = {
-            "topic": name,
-            "partitions": len(partitions),
-            "wanted": len(wanted),
-            "created": created,
-            "readers": readers,
-            "refused": reason if is_refused else "",
-        }
-        sys.stdout.write(orjson.dumps(shown).decode() + "\n")
+        grown = Grown(
+            name, len(partitions), len(wanted), created, readers, reason if is_refused else ""
+        )
+        sys.stdout.write(orjson.dumps(grown).decode() + "\n")
     else:
         _show_grown(readers, made or wanted[len(partitions) :])
     sys.stdout.flush()

@@ -586,8 +586,8 @@ class HandshakeClosedError(UnavailableError):
 
 
 _UNTRUSTED = (
-    "give the certificate of the authority that signed it: trusted_ca_file, --broker.trusted-ca-file"
-    " or BROKER_TRUSTED_CA_FILE"
+    "give the certificate of the authority that signed it: trusted_ca_file, "
+    "--broker.trusted-ca-file or BROKER_TRUSTED_CA_FILE"
 )
 _OTHER_NAME = "connect to a name that the certificate has, or have the server use another one"
 _REMEDIES = {

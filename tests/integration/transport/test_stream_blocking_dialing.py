@@ -105,7 +105,7 @@ async def test_what_cannot_be_reached_is_told(certificates, tmp_path):
             client.prepare(destination(address))
         assert not may_be_dialled(client, address)
     async with Served(obliging, tls=context) as served:
-        refused = "cannot agree on TLS with the broker.*; give the certificate of the authority"
+        refused = r"cannot agree on TLS with the broker.*; give the certificate of the authority"
         with pytest.raises(UnavailableError, match=refused):
             await served.prepare()
 
@@ -117,7 +117,7 @@ async def test_a_certificate_that_has_expired_is_to_be_renewed(tmp_path):
     context = server_context(str(issued.cert_file), str(issued.key_file), alpn=("gzt/1",))
     trusting = Tls(trusted_ca_file=str(authority.ca_file))
     async with Served(obliging, tls=context, client_tls=trusting) as served:
-        with pytest.raises(UnavailableError, match="certificate has expired.*; renew"):
+        with pytest.raises(UnavailableError, match=r"certificate has expired.*; renew"):
             await served.prepare()
 
 
