@@ -294,7 +294,19 @@ class ByteReader:
         if self._failure is not None:
             raise self._failure
         try:
-            return await self._read(size_max)
+            if self._shows_metadata:
+                self._shows_metadata = False
+                return b""
+            if not self._rest:
+                item = await self._next()
+                if item is None:
+                    return None
+                if not isinstance(item, bytes):
+                    return await self._receive(item, size_max)
+                if not size_max or len(item) <= size_max:  # the usual case makes no copy
+                    return self._deliver(item)
+                self._rest = memoryview(item)
+            return self._take(size_max)
         except OffsetJumpError:
             raise
         except BaseException as error:
@@ -346,21 +358,6 @@ class ByteReader:
                 await items.aclose()
 
     # ------------------------------------------------------------------ parts
-
-    async def _read(self, size_max: int) -> bytes | None:
-        if self._shows_metadata:
-            self._shows_metadata = False
-            return b""
-        if not self._rest:
-            item = await self._next()
-            if item is None:
-                return None
-            if not isinstance(item, bytes):
-                return await self._receive(item, size_max)
-            if not size_max or len(item) <= size_max:  # the usual case makes no copy
-                return self._deliver(item)
-            self._rest = memoryview(item)
-        return self._take(size_max)
 
     async def _next(self) -> ReadItem | None:
         """Return the next item from the broker or, after its stream, of the fragment it named."""

@@ -20,8 +20,8 @@ MODULES_MAX = {
     "consume": 42,
     "spark": 35,
     "allocate": 13,
-    "append": 17,
-    "deliver": 19,
+    "append": 16,
+    "deliver": 18,
     "put": 16,
     "get": 17,
 }

@@ -719,14 +719,15 @@ def _have_succeeded(futures: Collection[AnyFuture]) -> bool:
     Raises:
         Exception: that of one that has failed.
     """
-    ended = [future for future in futures if future.done()]
-    for future in ended:
-        if future.cancelled():
+    all_ended = True
+    for future in futures:
+        if not future.done():
+            all_ended = False
+        elif future.cancelled():
             raise ClosedError(f"an append was cancelled: {future!r}")
-        error = future.exception()
-        if error is not None:
+        elif (error := future.exception()) is not None:
             raise error
-    return len(ended) == len(futures)
+    return all_ended
 
 
 def _ends_of(appends: Mapping[str, AppendFuture]) -> dict[str, int]:
