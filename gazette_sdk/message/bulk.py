@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import keyword
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
@@ -84,7 +85,8 @@ def table_of(messages: Any) -> pa.Table:
     """Columns as a table; nothing is copied.
 
     Raises:
-        ValidationError: two columns have one name, or one has that of the message UUID.
+        ValidationError: two columns have one name, or one has that of the message UUID, or one
+            that cannot be written; or these are no columns of rows.
     """
     import pyarrow as pa  # noqa: PLC0415 - only where columns are given
 
@@ -93,7 +95,14 @@ def table_of(messages: Any) -> pa.Table:
     elif isinstance(messages, pa.RecordBatch):
         table = pa.Table.from_batches([messages])
     else:
-        table = pa.table(messages)
+        try:
+            table = pa.table(messages)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise ValidationError(
+                f"a {type(messages).__name__} is no table: {error}; give columns with their names,"
+                " as pyarrow.table({'name': column})",
+                kind="columns",
+            ) from error
     twice = {name for name in table.column_names if table.column_names.count(name) > 1}
     if twice:
         raise ValidationError(
@@ -101,7 +110,18 @@ def table_of(messages: Any) -> pa.Table:
         )
     if KEY in table.column_names:
         raise own_uuid(f"the batch has a column {KEY!r}")
+    for name in table.column_names:
+        if _unusual(name):
+            raise ValidationError(
+                f"column {name!r} has a quote, a backslash or a control character in its name:"
+                " rename it, or publish the rows as dicts",
+                kind="columns",
+            )
     return table
+
+
+_unusual = re.compile(r'["\\\x00-\x1f]').search
+"""Finds what no field of a class can be renamed to."""
 
 
 def rows_of(table: pa.Table, begin: int, count: int) -> Rows:
@@ -284,6 +304,20 @@ class _Batch:
 
     def slices(self) -> list[Slice] | None:
         """Return all messages, found to be good; None if their journals must be awaited."""
+        fixed: list[Outbox] = []
+        try:
+            return self._slices(fixed)
+        except BaseException:
+            for outbox in fixed:
+                outbox.record_fields = 0  # none of its records is published
+            raise
+
+    def _slices(self, fixed: list[Outbox]) -> list[Slice] | None:
+        """Return all messages, found to be good; None if their journals must be awaited.
+
+        Args:
+            fixed: gets the outboxes whose number of fields is fixed by this batch.
+        """
         slices = []
         kept_bytes = 0
         for begin in range(0, self.count, SLICE_COUNT):
@@ -300,7 +334,7 @@ class _Batch:
             if self._sequences is not None:
                 for index in routed.firsts():
                     self._sequences.expect(routed.of(index), messages[index])
-            part = Slice(begin, messages, routed, self._load)
+            part = Slice(begin, messages, routed, self._load, fixed)
             kept_bytes += part.length_bytes
             if kept_bytes > KEPT_BYTES_MAX:
                 part.forget()
@@ -491,6 +525,7 @@ class Slice:
         messages: the messages.
         routed: their outboxes.
         load: returns the messages again.
+        fixed: gets the outboxes whose number of fields they fix.
 
     Attributes:
         count: number of messages.
@@ -502,7 +537,16 @@ class Slice:
         FramingError: likewise.
     """
 
-    __slots__ = ("_begin", "_load", "_prefix", "_spliced", "count", "length_bytes", "routed")
+    __slots__ = (
+        "_begin",
+        "_fixed",
+        "_load",
+        "_prefix",
+        "_spliced",
+        "count",
+        "length_bytes",
+        "routed",
+    )
 
     def __init__(
         self,
@@ -510,7 +554,9 @@ class Slice:
         messages: Sequence[Any],
         routed: Routed,
         load: Callable[[int], Sequence[Any]],
+        fixed: list[Outbox],
     ) -> None:
+        self._fixed = fixed
         self.count = len(messages)
         self.routed = routed
         self._begin = begin
@@ -611,6 +657,8 @@ class Slice:
         length_bytes = 0
         for index, message in enumerate(messages):
             outbox = self.routed.of(index)
+            if not outbox.record_fields:
+                self._fixed.append(outbox)
             try:
                 length_bytes += len(outbox.frame(message, stamp))
             except UserCodeError as error:

@@ -536,15 +536,30 @@ def plan_of(
     if offsets is not None and not isinstance(offsets, str | datetime):
         by_journal = dict(offsets)
     ends = dict(end_offsets or {})
-    for journal, offset in [*by_journal.items(), *ends.items()]:
-        if not isinstance(offset, int) or offset < -1:
-            raise ConfigurationError(
-                f"offset {offset!r} of {journal}: use a byte offset, or -1 for the write head"
-            )
+    _check_offsets(by_journal, ends)
     if on_missing not in {"raise", "begin", "end"}:
         raise ConfigurationError(f"on_missing={on_missing!r}: use 'raise', 'begin' or 'end'")
     names = () if name is None else (name,)
     return Plan(wanted, names, text, block, begin, by_journal, ends, since, on_missing=on_missing)
+
+
+def _check_offsets(begins: Mapping[str, int], ends: Mapping[str, int]) -> None:
+    """Refuse what are no offsets.
+
+    Raises:
+        ConfigurationError: there is one.
+    """
+    for journal, offset in begins.items():
+        if not isinstance(offset, int) or offset < -1:
+            raise ConfigurationError(
+                f"offset {offset!r} of {journal}: use a byte offset, or -1 for the write head"
+            )
+    for journal, offset in ends.items():
+        if not isinstance(offset, int) or offset < 0:
+            raise ConfigurationError(
+                f"end offset {offset!r} of {journal}: use a byte offset; without one, reading ends"
+                " at the write head"
+            )
 
 
 def _check_types(selector: object, name: object, offsets: object, end_offsets: object) -> None:
@@ -644,6 +659,7 @@ class Fetcher:
         self._slots = asyncio.Semaphore(CONCURRENT_READS_MAX)
         self._task: asyncio.Task[None] | None = None
         self._is_stopped = False
+        self._ends = False  # all journals are named, and have end offsets
         self._positions = Positions(plan, transport)
         self._replays: set[asyncio.Task[None]] = set()
         self.loop.call_soon_threadsafe(self._start)
@@ -769,7 +785,8 @@ class Fetcher:
             missing = [name for name in self._plan.names if strip_meta(name) not in found]
             if missing and selector is None:
                 raise JournalNotFoundError(journal=missing[0])
-            if not missing and (self._plan.is_fixed or not self._plan.block):
+            self._ends = not missing and self._plan.end_offsets.keys() >= set(self._plan.names)
+            if not missing and (self._plan.is_fixed or self._ends or not self._plan.block):
                 await self._fetch_all(
                     [(found[strip_meta(name)], name) for name in self._plan.names]
                 )
@@ -929,7 +946,8 @@ class Fetcher:
                     await reader.aclose()
             except (SuspendedError, JournalNotFoundError) as error:
                 is_deleted = isinstance(error, JournalNotFoundError)
-                if not self._plan.block or (self._plan.is_fixed and is_deleted):
+                is_fixed = self._plan.is_fixed or self._ends
+                if not self._plan.block or (is_fixed and is_deleted):
                     self.queue.put(FetchFailed(error))
                     return
                 # An append resumes the journal; or the listing, which ends this task, is late.

@@ -135,7 +135,8 @@ class Reader(Closable, AsyncClosable, Generic[M]):
             messages that were published at that time or later, and messages without UUID beside
             them.
         end_offsets: offsets at which journals end, by journal, each between two messages.
-            Messages of transactions that are open there are not delivered.
+            Messages of transactions that are open there are not delivered. A reader of one journal
+            ends there, also with ``block``.
         isolation: ``"committed"`` or ``"uncommitted"``; see above.
         checkpoint: :meth:`checkpoint` of another committed reader, also in its stored form: begin
             exactly there. ``offsets`` are then those of journals that it does not name.

@@ -151,12 +151,14 @@ class JournalEncoder:
         is_lines: the framing is that of JSON lines.
         journal: name of the journal.
         kinds: adapters of the classes of messages that were published to it.
+        record_fields: number of fields of its records, which the first one fixes; 0 before it, and
+            of framings whose messages may differ.
 
     Raises:
         FramingError: the content type has no framing.
     """
 
-    __slots__ = ("frame_bytes_max", "framing", "is_lines", "journal", "kinds")
+    __slots__ = ("frame_bytes_max", "framing", "is_lines", "journal", "kinds", "record_fields")
 
     def __init__(self, journal: str, content_type: str) -> None:
         self.journal = journal
@@ -169,6 +171,24 @@ class JournalEncoder:
         self.frame_bytes_max = self.framing.frame_bytes_max
         self.is_lines = type(self.framing) is JsonLines
         self.kinds: dict[type, Kind[Any]] = {}
+        self.record_fields = 0
+
+    def fields_of(self, kind: Kind[Any], message: Any) -> int:
+        """Return the number of fields that the journal's records have with this one.
+
+        Raises:
+            ValidationError: it is another number than that of the records before.
+        """
+        count = kind.record_fields(message)
+        if self.record_fields not in {0, count}:
+            raise ValidationError(
+                f"{self.journal}: a record of {count} fields, after records of"
+                f" {self.record_fields}: readers would refuse it; publish records of one number of"
+                " fields, and others to another journal",
+                kind="message",
+                journal=self.journal,
+            )
+        return count
 
     def encode(self, payload: bytes, content: bytearray) -> int:
         """Append the frame of a payload, and return its length.
@@ -204,12 +224,14 @@ class JournalEncoder:
         """Return the frame of a message, without adding it.
 
         Raises:
-            ValidationError: it cannot be encoded.
-            FramingError: likewise.
+            ValidationError: it cannot be encoded, or has another number of fields.
+            FramingError: it cannot be encoded.
         """
         kind = self.kinds.get(type(message)) or self.kind(type(message))
+        count = self.fields_of(kind, message)
         out = bytearray()
         self.encode(kind.encode(message, stamp), out)
+        self.record_fields = count
         return bytes(out)
 
     def kind(self, message_type: type[Any]) -> Kind[Any]:
@@ -888,7 +910,9 @@ class Sender:
                     is_adding = True
                     append.content += payload + b"\n"
                 else:
+                    count = outbox.fields_of(kind, message)
                     length_bytes = outbox.encode(payload, append.content)
+                    outbox.record_fields = count
                 is_adding = True
                 append.length_bytes = last = first + length_bytes
                 must_send = appender.push(append, length_bytes)

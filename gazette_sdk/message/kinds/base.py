@@ -247,6 +247,15 @@ class Kind(abc.ABC, Generic[M]):
         del framing, buffer, frames, messages
         return {}
 
+    def record_fields(self, message: M) -> int:
+        """Return the number of fields that all records of a journal must have as this one; else 0.
+
+        Args:
+            message: the record.
+        """
+        del message
+        return 0
+
     def check_readable(self, message: M) -> None:
         """Check that the class reads what is written of a message.
 

@@ -108,6 +108,10 @@ class CsvKind(Kind[Any]):
                 kind="encoding",
             ) from error
 
+    def record_fields(self, message: Any) -> int:
+        """Return the number of the record's fields, by which readers refuse others."""
+        return len(message)
+
     def with_uuid_of(self, message: Any, other: Any) -> Any:
         """Set the record's first field to that of another one."""
         message[0] = other[0]
@@ -165,9 +169,16 @@ class CsvKind(Kind[Any]):
     def new_acknowledgement(self, message: Any, journal: str) -> Any:
         """Return the result of the record's own ``new_acknowledgement``, or empty fields."""
         own: Callable[[str], Any] | None = getattr(message, "new_acknowledgement", None)
-        if callable(own):
-            return call(own, journal)
-        return call(self.message_type, [""] * len(message))
+        if not callable(own):
+            return call(self.message_type, [""] * len(message))
+        made = call(own, journal)
+        if len(made) != len(message):
+            raise ValidationError(
+                f"an acknowledgement by {self.name} has {len(made)} fields, and its message"
+                f" {len(message)}: readers refuse another number; return as many, all empty",
+                kind="encoding",
+            )
+        return made
 
 
 # ------------------------------------------------------------------- pieces

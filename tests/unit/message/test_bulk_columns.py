@@ -214,6 +214,25 @@ def test_columns_which_are_no_rows_are_refused(transport):
         assert publisher.publish_batch(none, mapping=to_b).result(WAIT_S).journals == ()
 
 
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "\x00"])
+def test_a_column_whose_name_cannot_be_written_is_refused(transport, name):
+    transport.create("a/journal")
+    with Publisher(TO, transport=transport) as publisher:
+        with pytest.raises(ValidationError, match="in its name: rename it"):
+            publisher.publish_batch(pa.table({name: [1]}))
+        publisher.publish({name: 1})
+    assert bare(transport, "a/journal") == [{name: 1}]
+
+
+def test_a_column_without_a_name_is_no_table(transport):
+    transport.create("a/journal")
+    with Publisher(TO, transport=transport) as publisher:
+        with pytest.raises(ValidationError, match="a ChunkedArray is no table"):
+            publisher.publish_batch(pa.chunked_array([[1]]))
+        publisher.publish_batch(pa.table({"n": [1]}))
+    assert bare(transport, "a/journal") == [{"n": 1}]
+
+
 def test_columns_in_a_transaction_are_acknowledged_without_columns(transport):
     transport.create("a/journal")
     with Publisher(TO, transport=transport) as publisher, publisher.transaction() as txn:

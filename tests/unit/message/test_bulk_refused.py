@@ -161,3 +161,52 @@ def test_a_longer_limit_is_that_of_the_framing(transport, monkeypatch):
         publisher.publish({"pad": "x" * FRAME_BYTES_MAX}).result(WAIT_S)
     (found,) = Reader(dict, name="a/journal", transport=transport)
     assert len(found.message["pad"]) == FRAME_BYTES_MAX
+
+
+# ----------------------------------------------------------------- CSV records
+
+
+def record(*fields):
+    return ["", *fields]
+
+
+def test_a_record_with_another_number_of_fields_is_refused(transport):
+    transport.create("a/journal", content_type="text/csv")
+    with Publisher(TO, transport=transport) as publisher:
+        publisher.publish(record("1"))
+        for refused in (record("2", "3"), record()):
+            with pytest.raises(ValidationError, match="fields, after records of 2: readers would"):
+                publisher.publish(refused)
+            with pytest.raises(ValidationError, match=r"message 1 of the batch: .* after"):
+                publisher.publish_batch([record("4"), refused])
+            with pytest.raises(ValidationError), publisher.transaction() as txn:
+                txn.publish(refused)
+        publisher.publish_batch([record("5")] * 5000)
+    found = [each.message[1:] for each in Reader(list, name="a/journal", transport=transport)]
+    assert found == [["1"], *[["5"]] * 5000]
+
+
+def test_a_batch_of_records_that_is_refused_fixes_no_number_of_fields(transport):
+    transport.create("a/journal", content_type="text/csv")
+    with Publisher(TO, transport=transport) as publisher:
+        for refused in ([record("1", "2"), record("3")], [*[record("1")] * 5000, record(4)]):
+            with pytest.raises(ValidationError):
+                publisher.publish_batch(refused)
+        publisher.publish_batch([record("5", "6", "7")])
+    found = [each.message[1:] for each in Reader(list, name="a/journal", transport=transport)]
+    assert found == [["5", "6", "7"]]
+
+
+def test_an_acknowledgement_has_as_many_fields_as_its_message(transport):
+    class Short(CsvRecord):
+        def new_acknowledgement(self, journal):
+            return Short([""])
+
+    transport.create("a/journal", content_type="text/csv")
+    with Publisher(TO, transport=transport) as publisher:
+        publisher.publish(record("1"))
+        refused = pytest.raises(ValidationError, match="1 fields, and its message 2")
+        with refused, publisher.transaction() as txn:
+            txn.publish(Short(["", "1"]))
+    found = [each.message[1:] for each in Reader(list, name="a/journal", transport=transport)]
+    assert found == [["1"]]

@@ -16,6 +16,7 @@ import pytest
 from gazette_sdk import GazetteError, Publisher, Reader, mapping
 from gazette_sdk.errors import (
     ClosedError,
+    ConfigurationError,
     FramingError,
     TornFrameError,
 )
@@ -261,6 +262,32 @@ def test_end_offsets_end_each_journal(transport):
     )
     assert [e.message["n"] for e in itertools.islice(reader, 2)] == [1, 2]
     reader.close()
+
+
+@pytest.mark.parametrize("end", [0, 16])
+def test_a_blocking_reader_of_one_journal_ends_at_its_end_offset(transport, end):
+    fill(transport, "a/journal", 1, 2, 3)
+    options = {"transport": transport, "block": True, "end_offsets": {"a/journal": end}}
+    for of in ({"name": "a/journal"}, {"selector": "a/journal"}):
+        assert numbers(Reader(dict, **of, **options)) == [1, 2][: end // 8]
+
+
+def test_a_blocking_reader_waits_for_what_is_before_its_end_offset(transport):
+    fill(transport, "a/journal", 1)
+    transport.create("b/journal")
+    with Publisher(transport=transport) as publisher:
+        receipt = publisher.publish({"n": 2}, mapping=mapping.direct("b/journal")).result(WAIT_S)
+        ends = {"a/journal": 8 + receipt.end}
+        reader = Reader(dict, "a/journal", transport=transport, block=True, end_offsets=ends)
+        assert next(iter(reader)).message == {"n": 1}
+        publisher.publish({"n": 2}, mapping=mapping.direct("a/journal"))
+        assert numbers(reader) == [2]
+
+
+@pytest.mark.parametrize("end", [-1, "16"])
+def test_an_end_offset_is_an_offset(transport, end):
+    with pytest.raises(ConfigurationError, match=f"end offset {end!r} of a/journal"):
+        Reader(dict, name="a/journal", transport=transport, end_offsets={"a/journal": end})
 
 
 # ------------------------------------------------------------------- blocking
