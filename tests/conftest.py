@@ -56,6 +56,9 @@ ONE_BY_ONE = (
 )
 """Long files whose tests share nothing that takes time to start."""
 
+KUBE_TOOLS = "scripts/kube-tools"
+"""Program that builds what tests of the chart need, as the reasons of skipped ones name it."""
+
 # A JVM of tests ends within a minute: it takes a fifth less processor time with its quick compiler.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
@@ -141,6 +144,16 @@ def pytest_runtest_makereport() -> object:
 def encodable(text: str) -> str:
     """Return the text with lone surrogates as escapes."""
     return text.encode(errors="backslashreplace").decode()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many tests of the chart were left out because their programs are not here."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    count = sum(KUBE_TOOLS in str(report.longrepr) for report in skipped)
+    if count:
+        terminalreporter.write_line(
+            f"{count} tests of the chart did not run: {KUBE_TOOLS} builds helm and kube-apiserver"
+        )
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

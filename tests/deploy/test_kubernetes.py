@@ -1,6 +1,7 @@
 """The chart and its rendered sets: valid for Kubernetes, and by the policies of this project.
 
-No cluster is needed. What only the controllers of a cluster do is not tested here.
+No cluster is needed; test_upgrade.py has an API server. What only the controllers of a cluster do
+is not tested.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from support.deployments import (
 
 RENDER = script("render-manifests")
 SETS = RENDER.sets()
-HELM = RENDER.helm()
+HELM = RENDER.tool("helm")
 TIMEOUT_S = 60.0
 
 MINORS = 6
@@ -47,7 +48,7 @@ OWN_VARIABLES = {"POD_NAME", "POD_IP", "NAMESPACE", "ZONE", "HOST_IP"}
 """Variables for arguments, which are no options."""
 
 needs_helm = pytest.mark.skipif(
-    HELM is None, reason="helm is not here, so the chart is not rendered: see scripts/kube-tools"
+    HELM is None, reason="helm is not here, so the chart is not rendered: scripts/kube-tools"
 )
 
 
