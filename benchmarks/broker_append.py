@@ -36,11 +36,16 @@ def processor_time_s(pid: int) -> float:
 
 
 class Client:
-    """A raw stream connection per journal."""
+    """A raw stream connection per journal.
 
-    def __init__(self, address: str) -> None:
-        self._streams = [RawStream(address) for _ in range(JOURNALS)]
-        self._address = address
+    Args:
+        addresses: of the brokers of the journals; the first one has those that are left.
+    """
+
+    def __init__(self, *addresses: str) -> None:
+        brokers = addresses + addresses[:1] * (JOURNALS - len(addresses))
+        self._streams = [RawStream(address) for address in brokers]
+        self._address = addresses[0]
         self._frames = [
             append_frames(f"{TOPIC}/part-{number:03}", LINE) for number in range(JOURNALS)
         ]

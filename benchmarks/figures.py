@@ -38,6 +38,7 @@ PROGRAMS = {
     "allocator": (),
     "recovery": (),
     "replication": (),
+    "processes": (),
     "shard_io": (),
     "timers": (),
     "tables": (),
