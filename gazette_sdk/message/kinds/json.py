@@ -495,14 +495,13 @@ class JsonKind(Kind[Any]):
         indexes: Iterable[int] = range(len(messages))
         if len(messages) >= BULK_MIN:
             content = np.frombuffer(buffer, np.uint8)
-            places = frames.arrays()[0][: len(messages)] + (
+            keys = frames.arrays()[0][: len(messages)] + (
                 framing.header_bytes + self._place.end + 2
             )
-            indexes = np.flatnonzero(
-                np.logical_and.reduce(
-                    [content.take(places + at, mode="clip") == _PARENT[at] for at in _PARENT_MARKS]
-                )
-            ).tolist()
+            first, last = _PARENT_MARKS
+            likely = np.flatnonzero(content.take(keys + first, mode="clip") == _PARENT[first])
+            ended = content.take(keys[likely] + last, mode="clip") == _PARENT[last]
+            indexes = likely[ended].tolist()
         for index in indexes:
             begin = frames.begins[index] + framing.header_bytes
             parent = self._parent_at.match(buffer, begin, frames.ends[index])
