@@ -90,10 +90,16 @@ def key_bytes(key: Key) -> bytes:
     """Return the bytes of a key that are hashed.
 
     Raises:
-        MappingError: the key is of another type.
+        MappingError: the key is of another type, or a text that UTF-8 cannot hold.
     """
     if isinstance(key, str):
-        return key.encode()
+        try:
+            return key.encode()
+        except UnicodeEncodeError as error:
+            raise MappingError(
+                f"a mapping key {key!r} has no bytes: {error}; let the key function return text"
+                " without lone surrogates, or bytes"
+            ) from error
     if isinstance(key, bytes | bytearray | memoryview):
         return bytes(key)
     if isinstance(key, int) and not isinstance(key, bool):

@@ -15,6 +15,7 @@ from gazette_sdk.errors import (
     ConfigurationError,
     GazetteError,
     MappingError,
+    ValidationError,
     check_number,
 )
 from gazette_sdk.message.bulk import publish_batch
@@ -228,6 +229,12 @@ class Publisher:
         """
         if isinstance(intents, bytes | bytearray | memoryview):
             intents = AckIntents.from_bytes(bytes(intents))
+        if not isinstance(intents, Mapping):
+            raise ValidationError(
+                f"{type(intents).__name__} is no acknowledgement intents: give what `save` got, or"
+                " its to_bytes()",
+                kind="ack_intents",
+            )
         frames = dict(intents)
         sender = self._sender
         if not (sender.deferred.calls and sender.is_on_loop):
@@ -468,6 +475,8 @@ def _no_such_journal() -> Iterator[None]:
 
 
 def _add_frames(sender: Sender, frames: Mapping[str, bytes]) -> BatchReceipt:
+    for journal, frame in frames.items():
+        sender.outboxes[journal].check_frame(frame)
     receipt = BatchReceipt()
     with guarded(sender.lock):
         added, must_send = sender.add_frames(

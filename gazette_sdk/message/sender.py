@@ -234,6 +234,23 @@ class JournalEncoder:
         self.record_fields = count
         return bytes(out)
 
+    def check_frame(self, frame: object) -> None:
+        """Check that bytes are one whole frame of the journal.
+
+        Raises:
+            ValidationError: they are not; readers would refuse them, or what follows.
+        """
+        if isinstance(frame, bytes):
+            found = self.framing.stream().cut(frame)
+            if len(found) == 1 and found.error is None and found.consumed == len(frame):
+                return
+        raise ValidationError(
+            f"{self.journal}: the acknowledgement is no frame of this journal; give intents as"
+            " `save` got them",
+            kind="ack_intents",
+            journal=self.journal,
+        )
+
     def kind(self, message_type: type[Any]) -> Kind[Any]:
         """Return the adapter of a class of messages.
 

@@ -169,3 +169,8 @@ def test_content_types_are_known_from_the_listing():
     spec.labels.labels.add(name="content-type", value="application/x-ndjson")
     listed = Partitions([spec, pb.JournalSpec(name="b/journal")])
     assert listed.content_types == {"a/journal": "application/x-ndjson", "b/journal": ""}
+
+
+def test_a_key_that_utf8_cannot_hold_is_refused():
+    with pytest.raises(MappingError, match=r"key '\\udcff' has no bytes: .*surrogates"):
+        key_bytes("\udcff")

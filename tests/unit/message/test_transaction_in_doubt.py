@@ -93,6 +93,17 @@ def test_acknowledging_in_vain_says_so(two):
             publisher.flush(WAIT_S)
 
 
+@pytest.mark.parametrize("frame", [b"", b"{}", b"{}\n{}\n", b"text without an end", None, "{}\n"])
+def test_what_is_no_frame_of_its_journal_is_no_acknowledgement(two, frame):
+    with Publisher(transport=two) as publisher:
+        with pytest.raises(ValidationError, match="one/journal: the acknowledgement is no frame"):
+            publisher.acknowledge({"one/journal": frame})
+        for intents in (None, "text", [b"{}\n"]):
+            with pytest.raises(ValidationError, match="is no acknowledgement intents"):
+                publisher.acknowledge(intents)
+    assert two.content_of("one/journal") == b""
+
+
 def test_an_acknowledgement_that_takes_too_long_is_in_doubt(gated):
     publisher = Publisher(TO, transport=gated)
     with (
