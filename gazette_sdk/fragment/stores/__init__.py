@@ -106,8 +106,8 @@ def _open_plain(url: str, *, file_root: Path | None, file_only: bool) -> Store:
 def _root(parsed: StoreURL, file_root: Path | None) -> Path:
     if file_root is None:
         raise StoreError(
-            f"{parsed.public}: no file root is given; start with `--broker.file-root DIRECTORY`, "
-            "below which file stores lie",
+            f"{parsed.public}: no file root is given; name the directory below which file stores "
+            "lie: --broker.file-root of brokers, --file-root of other commands",
             store=parsed.url,
         )
     return file_root

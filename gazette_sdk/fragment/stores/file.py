@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import os
@@ -128,6 +129,12 @@ class FileStore(Store):
                         status = entry.stat()
                     except FileNotFoundError:
                         continue  # removed meanwhile, or a dangling link
+                    except OSError as error:
+                        if error.errno == errno.ELOOP:
+                            continue  # a link to itself
+                        raise
+                    if not stat.S_ISREG(status.st_mode):
+                        continue  # a socket, a pipe, or a link to a directory
                     yield StoredObject(base + entry.name, int(status.st_mtime), status.st_size)
 
     def _remove(self, key: str) -> None:

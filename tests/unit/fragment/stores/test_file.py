@@ -136,6 +136,13 @@ def test_a_listing_bears_what_is_removed_meanwhile(store, root):
     assert list(store.list("file.txt")) == []
 
 
+def test_links_without_an_end_pipes_and_links_to_directories_are_not_listed(store, root):
+    (root / "loop").symlink_to("loop")
+    (root / "directory").symlink_to(root / "sub")
+    os.mkfifo(root / "pipe")
+    assert sorted(found.path for found in store.list("")) == ["file.txt", "sub/nested.txt"]
+
+
 def test_an_object_that_is_there_is_kept_where_links_are_not_known(store, root, monkeypatch):
     def no_links(*_args, **_kwargs):
         raise PermissionError("no links here")
