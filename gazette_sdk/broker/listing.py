@@ -134,6 +134,11 @@ class Listing:
         known = self.keyspace.member(self.local_id.zone, self.local_id.suffix) is not None
         return unrouted_header(self.local_id if known else None, self.keyspace.header)
 
+    def _is_of_other_etcd(self, seen: pb.Header.Etcd) -> bool:
+        """Return True if a revision is of an Etcd before the cluster was restored into this one."""
+        have = self.keyspace.header.cluster_id
+        return bool(seen.cluster_id and have) and seen.cluster_id != have
+
     async def snapshots(
         self, request: pb.ListRequest, claims: Claims
     ) -> AsyncGenerator[pb.ListResponse]:
@@ -149,8 +154,9 @@ class Listing:
         wanted = Matcher(rewrite_prefix(request.selector))
         allowed = Matcher(rewrite_prefix(claims.selector))
         mark: _Mark | None = None
-        if request.HasField("watch_resume"):
-            await self.keyspace.wait_for_revision(request.watch_resume.etcd.revision + 1)
+        resumed = request.watch_resume.etcd
+        if request.HasField("watch_resume") and not self._is_of_other_etcd(resumed):
+            await self.keyspace.wait_for_revision(resumed.revision + 1)
         while True:
             revision = self.keyspace.revision
             snapshot, all_assignments = self._snapshot(wanted.names)

@@ -314,19 +314,20 @@ class WatchedList(AsyncClosable):
 
     async def _snapshots(self) -> AsyncIterator[pb.ListResponse]:
         """Yield snapshots of one call, until the server ends it."""
-        resumed = 0
+        resumed = pb.Header.Etcd()
         if self._request.HasField("watch_resume"):
-            resumed = self._request.watch_resume.etcd.revision
+            resumed.CopyFrom(self._request.watch_resume.etcd)
         async with aclosing(self._transport.list(self._request)) as responses:
             while (snapshot := await _read_snapshot(responses, is_watch=True)) is not None:
-                revision = snapshot.header.etcd.revision
-                if revision <= resumed:
+                found = snapshot.header.etcd
+                # Revisions begin anew where a cluster was restored into another Etcd.
+                if found.cluster_id == resumed.cluster_id and found.revision <= resumed.revision:
                     raise CallError(
-                        f"a watch resumed at revision {resumed} got a snapshot of revision "
-                        f"{revision}",
+                        f"a watch resumed at revision {resumed.revision} got a snapshot of "
+                        f"revision {found.revision}",
                         code="INTERNAL",
                     )
-                resumed = revision
+                resumed.CopyFrom(found)
                 yield snapshot
 
 

@@ -181,6 +181,26 @@ async def test_a_watch_is_resumed_behind_its_last_snapshot(wire):
 
 
 @in_loop
+async def test_a_watch_continues_in_a_cluster_that_was_restored_into_another_etcd(wire):
+    async with served(wire) as (broker, transport):
+        is_restored = False
+
+        async def on_list(request):
+            nonlocal is_restored
+            after = header(revision=3 if is_restored else 56)
+            after.etcd.cluster_id += is_restored
+            is_restored = True
+            yield pb.ListResponse(header=after)
+            yield pb.ListResponse()
+
+        broker.on_list = on_list
+        async with WatchedList(transport, pause=no_pause) as watched:
+            await watched.first_snapshot()
+            while watched.snapshot.header.etcd.revision != 3:
+                await watched.changed()
+
+
+@in_loop
 async def test_a_snapshot_that_is_not_newer_is_an_error(wire):
     """Case 008."""
     async with served(wire) as (broker, transport):

@@ -170,6 +170,20 @@ def test_a_change_of_routes_only_sends_no_snapshot():
     run(scenario())
 
 
+def test_a_watch_resumed_from_an_earlier_etcd_is_answered_at_once():
+    async def scenario():
+        mirror = filled({"a/journal": []})
+        request = pb.ListRequest(watch=True)
+        listing = listing_of(mirror)
+        request.watch_resume.etcd.cluster_id = listing.header().etcd.cluster_id + 1
+        request.watch_resume.etcd.revision = mirror.revision + 1000
+        watch = Watch(listing, request)
+        assert await watch.snapshot() == ["a/journal"]
+        await watch.responses.aclose()
+
+    run(scenario())
+
+
 def test_a_resumed_watch_waits_for_a_later_revision_and_then_always_tells():
     async def scenario():
         mirror = filled({"a/journal": []})
