@@ -38,9 +38,7 @@ from gazette_sdk.cli.formats import fragment_json
 from gazette_sdk.cli.gazctl import GAZCTL
 from gazette_sdk.cli.gazette import GAZETTE
 from gazette_sdk.cli.journals.fragments import Pruned
-from gazette_sdk.cli.journals.list import show_outcomes
-from gazette_sdk.cli.journals.store_move import Move
-from gazette_sdk.cli.journals.store_move import show as show_moves
+from gazette_sdk.cli.journals.list import Move, show_moves, show_outcomes
 from gazette_sdk.cli.shards import reset
 from gazette_sdk.cli.shards.commands import ResetSettings
 from gazette_sdk.cli.shards.consumers import ApplicationState

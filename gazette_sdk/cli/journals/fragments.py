@@ -10,6 +10,7 @@ import functools
 import hashlib
 import logging
 import os
+import shlex
 import sys
 import tempfile
 import threading
@@ -36,6 +37,7 @@ from gazette_sdk.cli.journals.list import (
     is_fully_suspended,
     list_some,
     missing_file_root,
+    public_of,
     select,
     selection_of,
 )
@@ -48,7 +50,6 @@ from gazette_sdk.errors import (
     StoreAuthorizationError,
     StoreError,
     UnavailableError,
-    ValidationError,
     WrongAppendOffsetError,
 )
 from gazette_sdk.fragment.content import decode_fragment, open_fragment
@@ -507,12 +508,30 @@ COPY_ATTEMPTS_MAX: Final = 4
 """Attempts of a copy, while a store fails for some seconds."""
 
 
-def public_of(url: str) -> str:
-    """Return the URL of a store for texts, without what may be secret."""
-    try:
-        return parse_store_url(url).public
-    except ValidationError:
-        return url
+def removal_of(url: str, journal: str, file_root: Path | None) -> str:
+    """Return the command that removes a journal's content from a store; empty if there is none."""
+    store = parse_store_url(url)
+    key = store.key(f"{journal}/").rstrip("/")
+    bucket, given = store.bucket, store.arguments
+    match store.scheme:
+        case "file" if file_root is not None:
+            words = ["rm", "-r", "--", str(file_root / key)]
+        case "s3":
+            words = ["aws", "s3", "rm", "--recursive", f"s3://{bucket}/{key}/"]
+            for name, option in (("endpoint", "--endpoint-url"), ("profile", ""), ("region", "")):
+                if name in given:
+                    words += [option or f"--{name}", given[name]]
+        case "gs":
+            words = ["gcloud", "storage", "rm", "--recursive", f"gs://{bucket}/{key}/"]
+        case "hdfs" | "webhdfs":
+            words = ["hdfs", "dfs", "-rm", "-r", f"{store.scheme}://{bucket}/{key}"]
+        case _ if store.container:
+            words = ["az", "storage", "blob", "delete-batch", "--source", store.container]
+            words += ["--pattern", f"{key}/*"]
+            words += ["--account-name", store.account] if store.account else []
+        case _:
+            return ""
+    return shlex.join(words)
 
 
 class Pace:

@@ -3,7 +3,7 @@
 That is the selection of the journals that a command works on (:class:`Selection`), their write
 heads and sizes (:class:`Extent`), content that is in no store and how many brokers have it
 (:class:`Unstored`), outcomes of changes as tables for people and JSON for programs
-(:func:`show_outcomes`), and files of offsets (cli section 5, read).
+(:func:`show_outcomes`, :func:`show_moves`), and files of offsets (cli section 5, read).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +31,7 @@ from gazette_sdk.errors import (
     ConfigurationError,
     GazetteError,
     UnavailableError,
+    ValidationError,
 )
 from gazette_sdk.fragment.content import CoverSet
 from gazette_sdk.journals.changes import AppliedChange, warn_without_spare
@@ -39,7 +40,7 @@ from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol import journalspace
 from gazette_sdk.protocol.journal_spec import is_suspended
 from gazette_sdk.protocol.labels import parse_selector, values_of
-from gazette_sdk.protocol.names import validate_journal
+from gazette_sdk.protocol.names import StoreURL, parse_store_url, validate_journal
 from gazette_sdk.protocol.rules import HEADS_RPC
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.journal_reader import read_metadata
@@ -353,6 +354,105 @@ def show_outcomes(
 
 def _stores(change: AppliedChange) -> str:
     return ", ".join(change.spec.fragment.stores) or NONE
+
+
+def public_of(url: str) -> str:
+    """Return the URL of a store for texts, without what may be secret."""
+    try:
+        return parse_store_url(url).public
+    except ValidationError:
+        return url
+
+
+MoveOutcome: TypeAlias = Literal[
+    "planned", "copied", "moved", "unchanged", "refused", "failed", "unfinished"
+]
+
+
+@dataclass(slots=True)
+class Move:
+    """Move of one journal.
+
+    Attributes:
+        journal: its name.
+        old: stores that it leaves.
+        outcome: state of the move.
+        fragments: number of fragments in old stores.
+        bytes: their stored bytes.
+        copied: number of fragments that were copied; in a dry run, that would be.
+        copied_bytes: their stored bytes.
+        error: why it is refused, failed, or not confirmed; empty otherwise.
+        remove: commands that remove the old content.
+        verified: content paths of fragments that were verified in the new store.
+    """
+
+    journal: str
+    old: tuple[str, ...] = ()
+    outcome: MoveOutcome = "unfinished"
+    fragments: int = 0
+    bytes: int = 0
+    copied: int = 0
+    copied_bytes: int = 0
+    error: str = ""
+    remove: list[str] = field(default_factory=list)
+    verified: set[str] = field(default_factory=set)
+
+    def fail(self, reason: str) -> None:
+        """Note that the journal is not moved. Where it is, it stays readable and writable."""
+        self.outcome, self.error = "failed", reason
+        _log.error("failed to move", extra={"journal": self.journal, "err": reason})
+
+    @property
+    def is_open(self) -> bool:
+        """True if there is work left."""
+        return self.outcome == "unfinished"
+
+
+def show_moves(moves: Sequence[Move], form: OutcomeFormat, to: StoreURL) -> None:
+    """Write what came of each journal, and the commands that remove old content."""
+    if form == "json":
+        for move in moves:
+            sys.stdout.write(orjson.dumps(_shown_move(move, to)).decode() + "\n")
+    else:
+        sizes = ["Fragments", "Size", "Copied", "Copied Size"]
+        write_table(["Journal", "Outcome", *sizes, "From"], map(_move_row, moves))
+        sys.stdout.writelines(_removal_lines(moves))
+    sys.stdout.flush()
+
+
+def _move_row(move: Move) -> list[str]:
+    return [
+        move.journal,
+        move.outcome,
+        str(move.fragments),
+        iec_bytes(move.bytes),
+        str(move.copied),
+        iec_bytes(move.copied_bytes),
+        ", ".join(map(public_of, move.old)) or NONE,
+    ]
+
+
+def _shown_move(move: Move, to: StoreURL) -> dict[str, object]:
+    return {
+        "journal": move.journal,
+        "outcome": move.outcome,
+        "from": list(map(public_of, move.old)),
+        "to": to.public,
+        "fragments": move.fragments,
+        "bytes": move.bytes,
+        "copied": move.copied,
+        "copied_bytes": move.copied_bytes,
+        "error": move.error,
+        "remove": move.remove,
+    }
+
+
+def _removal_lines(moves: Iterable[Move]) -> Iterator[str]:
+    commands = [command for move in moves for command in move.remove]
+    if commands:
+        yield "\nBrokers do not read the old content any more. To remove it:\n\n"
+    for command in commands:
+        yield f"  {command}\n"
 
 
 HEADS_OF_CALL = 500

@@ -20,26 +20,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shlex
-import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, aclosing
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, TypeAlias
-
-import orjson
+from typing import Final, NamedTuple, TypeAlias
 
 from gazette_sdk.broker.fragments.index import OFFSET_JUMP_AGE_S
 from gazette_sdk.broker.fragments.persister import UPLOAD_TIMEOUT_S
 from gazette_sdk.cli.client import call_cluster, open_broker
-from gazette_sdk.cli.formats import NONE, Progress, iec_bytes, open_progress, write_table
+from gazette_sdk.cli.formats import Progress, open_progress
 from gazette_sdk.cli.journals.commands import MOVE_STORE
-from gazette_sdk.cli.journals.fragments import FragmentCopies, Pace, public_of
-from gazette_sdk.cli.journals.list import list_some, missing_file_root, selection_of
+from gazette_sdk.cli.journals.fragments import FragmentCopies, Pace, removal_of
+from gazette_sdk.cli.journals.list import (
+    Move,
+    list_some,
+    missing_file_root,
+    public_of,
+    selection_of,
+    show_moves,
+)
 from gazette_sdk.cli.program import CommandFailedError, Invocation
 from gazette_sdk.errors import (
     CallError,
@@ -95,52 +97,9 @@ PAGE_FRAGMENTS: Final = 1000
 ROUNDS_MAX: Final = 20
 """Listings of the old stores of a journal, of which the last one has nothing new."""
 
-Outcome: TypeAlias = Literal[
-    "planned", "copied", "moved", "unchanged", "refused", "failed", "unfinished"
-]
-
 _Ask: TypeAlias = Callable[[Target, str], Awaitable[str]]
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Move:
-    """Move of one journal.
-
-    Attributes:
-        journal: its name.
-        old: stores that it leaves.
-        outcome: state of the move.
-        fragments: number of fragments in old stores.
-        bytes: their stored bytes.
-        copied: number of fragments that were copied; in a dry run, that would be.
-        copied_bytes: their stored bytes.
-        error: why it is refused, failed, or not confirmed; empty otherwise.
-        remove: commands that remove the old content.
-        verified: content paths of fragments that were verified in the new store.
-    """
-
-    journal: str
-    old: tuple[str, ...] = ()
-    outcome: Outcome = "unfinished"
-    fragments: int = 0
-    bytes: int = 0
-    copied: int = 0
-    copied_bytes: int = 0
-    error: str = ""
-    remove: list[str] = field(default_factory=list)
-    verified: set[str] = field(default_factory=set)
-
-    def fail(self, reason: str) -> None:
-        """Note that the journal is not moved. Where it is, it stays readable and writable."""
-        self.outcome, self.error = "failed", reason
-        _log.error("failed to move", extra={"journal": self.journal, "err": reason})
-
-    @property
-    def is_open(self) -> bool:
-        """True if there is work left."""
-        return self.outcome == "unfinished"
 
 
 # ---------------------------------------------------------------- plans
@@ -292,32 +251,6 @@ def hindrance_of(listings: Listings, now_s: float) -> str:
     return ""
 
 
-def removal_of(url: str, journal: str, file_root: Path | None) -> str:
-    """Return the command that removes a journal's content from a store; empty if there is none."""
-    store = parse_store_url(url)
-    key = store.key(f"{journal}/").rstrip("/")
-    bucket, given = store.bucket, store.arguments
-    match store.scheme:
-        case "file" if file_root is not None:
-            words = ["rm", "-r", "--", str(file_root / key)]
-        case "s3":
-            words = ["aws", "s3", "rm", "--recursive", f"s3://{bucket}/{key}/"]
-            for name, option in (("endpoint", "--endpoint-url"), ("profile", ""), ("region", "")):
-                if name in given:
-                    words += [option or f"--{name}", given[name]]
-        case "gs":
-            words = ["gcloud", "storage", "rm", "--recursive", f"gs://{bucket}/{key}/"]
-        case "hdfs" | "webhdfs":
-            words = ["hdfs", "dfs", "-rm", "-r", f"{store.scheme}://{bucket}/{key}"]
-        case _ if store.container:
-            words = ["az", "storage", "blob", "delete-batch", "--source", store.container]
-            words += ["--pattern", f"{key}/*"]
-            words += ["--account-name", store.account] if store.account else []
-        case _:
-            return ""
-    return shlex.join(words)
-
-
 # ------------------------------------------------------------------ the command
 
 
@@ -352,7 +285,7 @@ async def run(invocation: Invocation) -> None:
             finally:
                 shown.close()
                 if work.has_begun:
-                    show(moves, settings.format, to)
+                    show_moves(moves, settings.format, to)
     wrong = [each for each in moves if each.error]
     if wrong:
         raise CommandFailedError(
@@ -765,53 +698,3 @@ def _stored_bytes(stored: StoredFragment) -> int:
 def _name(target: Target) -> str:
     assert target.member is not None, "a broker is asked"
     return f"{target.member.zone}/{target.member.suffix}"
-
-
-# ------------------------------------------------------------------ output
-
-
-def show(moves: Sequence[Move], form: Literal["table", "json"], to: StoreURL) -> None:
-    """Write what came of each journal, and the commands that remove old content."""
-    if form == "json":
-        for move in moves:
-            sys.stdout.write(orjson.dumps(_shown(move, to)).decode() + "\n")
-    else:
-        sizes = ["Fragments", "Size", "Copied", "Copied Size"]
-        write_table(["Journal", "Outcome", *sizes, "From"], map(_row, moves))
-        sys.stdout.writelines(_removal_lines(moves))
-    sys.stdout.flush()
-
-
-def _row(move: Move) -> list[str]:
-    return [
-        move.journal,
-        move.outcome,
-        str(move.fragments),
-        iec_bytes(move.bytes),
-        str(move.copied),
-        iec_bytes(move.copied_bytes),
-        ", ".join(map(public_of, move.old)) or NONE,
-    ]
-
-
-def _shown(move: Move, to: StoreURL) -> dict[str, object]:
-    return {
-        "journal": move.journal,
-        "outcome": move.outcome,
-        "from": list(map(public_of, move.old)),
-        "to": to.public,
-        "fragments": move.fragments,
-        "bytes": move.bytes,
-        "copied": move.copied,
-        "copied_bytes": move.copied_bytes,
-        "error": move.error,
-        "remove": move.remove,
-    }
-
-
-def _removal_lines(moves: Iterable[Move]) -> Iterator[str]:
-    commands = [command for move in moves for command in move.remove]
-    if commands:
-        yield "\nBrokers do not read the old content any more. To remove it:\n\n"
-    for command in commands:
-        yield f"  {command}\n"

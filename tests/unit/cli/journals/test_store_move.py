@@ -13,7 +13,7 @@ from gazette_sdk.broker.fragments.index import OFFSET_JUMP_AGE_S
 from gazette_sdk.cli.formats import Progress
 from gazette_sdk.cli.journals import fragments, store_move
 from gazette_sdk.cli.journals.commands import MoveStoreSettings
-from gazette_sdk.cli.journals.fragments import FragmentCopies, Pace
+from gazette_sdk.cli.journals.fragments import FragmentCopies, Pace, removal_of
 from gazette_sdk.cli.journals.store_move import (
     Listings,
     StoreMoves,
@@ -22,7 +22,6 @@ from gazette_sdk.cli.journals.store_move import (
     missing_of,
     moved_first,
     plan_of,
-    removal_of,
 )
 from gazette_sdk.cli.program import CommandFailedError
 from gazette_sdk.errors import (
