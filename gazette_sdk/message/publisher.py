@@ -115,9 +115,11 @@ class Publisher:
         if mapping is not None:
             check_mapping(mapping)
         check_transport(transport)
+        if clock is not None and not isinstance(clock, Clock):
+            raise ConfigurationError(f"clock={clock!r} is no clock; use a message.Clock")
         if when_full not in {"block", "raise"}:
             raise ConfigurationError(f"when_full={when_full!r}: use 'block' or 'raise'")
-        check_number("pending_bytes_max", pending_bytes_max, is_whole=True)
+        check_number("pending_bytes_max", pending_bytes_max, 1, is_whole=True)
         check_number("mapping_timeout_s", mapping_timeout_s)
         if delivery_timeout_s is not None:
             check_number("delivery_timeout_s", delivery_timeout_s)
@@ -208,6 +210,9 @@ class Publisher:
                 is neither acknowledged nor rolled back.
             timeout: seconds which the end of the block may wait for brokers; None waits until
                 every append has ended.
+
+        Raises:
+            ConfigurationError: an argument cannot be used.
 
         Raises (the end of the block):
             TransactionInDoubtError: decided, but not acknowledged everywhere. Has the intents.

@@ -19,13 +19,13 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 
-from gazette_sdk.errors import ClosedError, ConfigurationError, GazetteError
+from gazette_sdk.errors import ClosedError, ConfigurationError, GazetteError, check_number
 from gazette_sdk.message.bulk import publish_batch
 from gazette_sdk.message.mapping import Mapping as JournalMapping
 from gazette_sdk.message.receipt import BatchReceipt, Receipt, ReceiptTimeoutError
 from gazette_sdk.message.sender import AckIntents, Sender, Sequences, ended_error
 from gazette_sdk.transport.append.queue import PendingAppend, all_ended
-from gazette_sdk.user_code import acontained, call
+from gazette_sdk.user_code import acontained, call, check_done
 
 T = TypeVar("T")
 
@@ -219,6 +219,10 @@ class Transaction:
         save: Callable[[AckIntents], object] | None,
         timeout_s: float | None,
     ) -> None:
+        if timeout_s is not None:
+            check_number("timeout", timeout_s)
+        if save is not None and not callable(save):
+            raise ConfigurationError(f"save={save!r} is no function of the intents")
         self.intents = AckIntents()
         self._sender = sender
         self._mapping = mapping
@@ -372,6 +376,8 @@ class Transaction:
             saved = call(self._save, intents)
             if inspect.isawaitable(saved):
                 yield saved
+            else:
+                check_done(saved, self._save)
         try:
             appends = sequences.acknowledge(intents) if intents else []
         except ClosedError as error:

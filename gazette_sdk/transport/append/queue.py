@@ -303,7 +303,9 @@ class PendingAppend:
                 ended.release()
 
             self.add_done_callback(release)
-            if not ended.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
+            longest_s = threading.TIMEOUT_MAX
+            wait_s = -1 if timeout_s is None else min(max(timeout_s, 0.0), longest_s)
+            if not ended.acquire(timeout=wait_s):
                 self.forget(release)
         return self.outcome is not None
 

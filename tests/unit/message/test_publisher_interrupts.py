@@ -45,7 +45,7 @@ def test_an_interrupt_within_publish_closes_the_publisher_and_names_what_is_in_d
         lambda: publisher.publish({"n": 3}),
         lambda: publisher.publish_batch([{"n": 3}]),
         lambda: publisher.transaction().__enter__(),
-        lambda: publisher.acknowledge({"a/journal": b"{}"}),
+        lambda: publisher.acknowledge({"a/journal": b"{}\n"}),
     ):
         with pytest.raises(ClosedError) as caught:
             refused()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_sdk import Publisher
+from gazette_sdk import Publisher, mapping
 from gazette_sdk.errors import (
     ClosedError,
     MappingError,
     NotAllowedError,
+    UserCodeError,
     ValidationError,
 )
 from gazette_sdk.message.sender import AckIntents
@@ -39,6 +40,18 @@ def test_a_failed_save_neither_acknowledges_nor_rolls_back(two):
         receipt = publisher.acknowledge(AckIntents.from_bytes(kept[0].to_bytes()))
         assert receipt.result(WAIT_S).journals == ("one/journal",)
         assert sorted(m["n"] for m in committed(two, "one/journal")) == [1, 2]
+
+
+def test_a_save_of_which_nothing_has_run_has_failed(two):
+    def save(intents):
+        yield intents
+
+    refused = pytest.raises(UserCodeError, match="save returned a generator")
+    with Publisher(mapping.direct("one/journal"), transport=two) as publisher:
+        with refused, publisher.transaction(save=save) as txn:
+            txn.publish({"n": 1})
+        assert not txn.intents
+    assert committed(two, "one/journal") == []
 
 
 def test_after_a_save_what_cannot_be_acknowledged_is_in_doubt(two, on_loop):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 
@@ -171,6 +172,13 @@ def test_a_thread_whose_time_runs_out_is_not_called_any_more(timeout_s):
     assert time.monotonic() - began_at >= timeout_s
     assert append._callbacks == []
     append.settle(OK)
+
+
+@pytest.mark.parametrize("timeout_s", [math.inf, 1e30])
+def test_a_thread_may_wait_longer_than_any_lock(timeout_s):
+    append = pending()
+    threading.Timer(0.05, append.settle, (OK,)).start()
+    assert append.wait(timeout_s)
 
 
 def test_threads_whose_time_runs_out_as_it_ends():
