@@ -235,7 +235,10 @@ class JsonObjects:
             values = [each.get(field.name) for each in objects]
             if field.name in self._texts:
                 values = [self._texts[field.name](each) for each in values]
-            columns.append(pa.array(values, type=field.type))
+            column = pa.chunked_array([pa.array(values, type=field.type)])
+            if not is_finite(column):  # pyarrow makes infinity of numbers that are too large
+                raise ValueError(f"a number of {field.name!r} is out of the range of {field.type}")
+            columns.append(column)
         return pa.Table.from_arrays(columns, schema=self._schema)
 
 

@@ -311,3 +311,17 @@ def test_timestamps_of_a_struct_that_is_null_are_null(line):
     wanted: Any = {"v": {"at": None, "in": None}} if "in" in line else {}
     assert row == {"v": None, "all": [None] if "all" in line else None} | wanted
     assert other["v"]["at"].isoformat() == "2026-01-01T00:00:00+00:00"
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"), [(pa.float16(), "70000"), (pa.float32(), "1e39"), (pa.float64(), "1e400")]
+)
+@pytest.mark.parametrize("beside", [pa.string(), pa.dictionary(pa.int32(), pa.string())])
+def test_a_number_that_is_too_large_for_its_column_is_bad_content(kind, number, beside):
+    content = b'{"n":1,"s":"x"}\n{"n":%b,"s":"x"}\n' % number.encode()
+    fields = [pa.field("n", kind), pa.field("s", beside)]
+    errors = []
+    assert rows_of(content, fields, on_error=errors.append) == [{"n": 1.0, "s": "x"}]
+    [error] = errors
+    assert isinstance(error, DecodeError)
+    assert error.offset == 16
