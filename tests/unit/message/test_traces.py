@@ -311,6 +311,17 @@ class OrderOfOthers(msgspec.Struct):
     customer: str
 
 
+def test_keys_that_resemble_that_of_a_context_are_read_as_any_other(transport, spans):
+    transport.create(NAME)
+    messages = [{"tricepsfind": SAMPLED}, {"customer": SAMPLED}, {}] * 3
+    with Publisher(mapping.direct(NAME), transport=transport) as publisher:
+        publisher.publish_batch(messages)
+    envelopes = list(Reader(dict, name=NAME, transport=transport))
+    assert [each.message for each in envelopes] == messages
+    assert not any(each.traceparent for each in envelopes)
+    assert not spans.get_finished_spans()
+
+
 def test_messages_with_a_context_are_read_by_decoders_that_do_not_know_it(transport, spans):
     transport.create(NAME)
     with Publisher(mapping.direct(NAME), transport=transport) as publisher:
