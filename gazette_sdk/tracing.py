@@ -58,7 +58,7 @@ PARENT_BYTES = 55
 ROOM_BYTES = 128
 """More than a context adds to a message: a message that is nearly too long gets none."""
 
-SAMPLED_AMONG = 16
+SAMPLED_AMONG = 8
 """An append has a span if one of its first writes, so many, is sampled. So nearly all small appends
 of sampled messages have one, and of large ones a few. A span costs as much as ten messages, and
 leads to others at the brokers."""
