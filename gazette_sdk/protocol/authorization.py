@@ -12,7 +12,8 @@ import binascii
 import json
 import math
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Any, Protocol
@@ -624,9 +625,10 @@ def _parse_selector(value: object) -> pb.LabelSelector:
         return selector
     try:
         for half, labels in (("include", selector.include), ("exclude", selector.exclude)):
-            for label in _member(_member(value, half), "labels") or ():
+            for label in _member(_member(value, half, _HALVES), "labels", {"labels"}) or ():
                 if not isinstance(label, dict):
                     raise TypeError("a label is not an object")  # noqa: TRY301
+                _check_keys(label, _LABEL_KEYS)
                 labels.labels.add(
                     name=label.get("name") or "",
                     value=label.get("value") or "",
@@ -639,12 +641,23 @@ def _parse_selector(value: object) -> pb.LabelSelector:
     return selector
 
 
-def _member(value: object, name: str) -> Any:
+_HALVES = frozenset({"include", "exclude"})
+_LABEL_KEYS = frozenset({"name", "value", "prefix"})
+
+
+def _member(value: object, name: str, known: AbstractSet[str]) -> Any:
     if value is None:
         return None
     if not isinstance(value, dict):
         raise TypeError(f"expected an object with {name!r}")
+    _check_keys(value, known)
     return value.get(name)
+
+
+def _check_keys(value: Mapping[str, object], known: AbstractSet[str]) -> None:
+    """Refuse unknown keys: a selector without what they say may allow more than was meant."""
+    if unknown := value.keys() - known:
+        raise ValueError(f"unknown key {min(unknown)!r}")
 
 
 def _first_name(missing: int) -> str:

@@ -408,7 +408,11 @@ async def _answer_read(
     masking: Masking | None,
 ) -> web.StreamResponse:
     if first is None:
-        return text_error(500, "the broker is stopping: it ended the read before it began")
+        return text_error(
+            500,
+            "the broker ended the read before content came: it is stopping, or the token has "
+            "expired; ask again",
+        )
     assert isinstance(first, pb.ReadResponse), "a read begins with its metadata"
     headers = _read_headers(first, target)
     if first.status != pb.OK:

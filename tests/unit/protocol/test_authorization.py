@@ -144,6 +144,9 @@ def test_a_token_is_verified_by_any_key_and_sha_384_is_accepted():
         {"cap": 8, "exp": 4102444800, "sel": {"include": {"labels": [{"name": 5}]}}},
         {"cap": 8, "exp": 4102444800, "sel": {"include": {"labels": [{"name": "\ud800"}]}}},
         {"cap": 8, "exp": 4102444800, "sel": {"exclude": {"labels": 5}}},
+        {"cap": 8, "exp": 4102444800, "sel": {"includes": {"labels": []}}},
+        {"cap": 8, "exp": 4102444800, "sel": {"exclude": {"label": [{"name": "topic"}]}}},
+        {"cap": 8, "exp": 4102444800, "sel": {"include": {"labels": [{"name": "aa", "val": "x"}]}}},
     ],
 )
 def test_malformed_claims_are_refused(claims):
