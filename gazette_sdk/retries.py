@@ -84,36 +84,83 @@ class Waits:
     __slots__ = ("_by_end",)
 
     def __init__(self) -> None:
-        self._by_end: dict[float, set[asyncio.Future[bool]]] = {}
+        self._by_end: dict[float, set[Wait]] = {}
 
-    def add(self, wait: asyncio.Future[bool], timeout_s: float) -> set[asyncio.Future[bool]]:
+    def add(
+        self,
+        ended: asyncio.Future[bool],
+        timeout_s: float,
+        renew: Callable[[], float] | None = None,
+    ) -> Wait:
         """Let a wait return False after a timeout; where timers are shared, up to a second earlier.
 
+        Args:
+            ended: what the caller waits for.
+            timeout_s: seconds until it ends.
+            renew: called when it would end, on the loop: returns the seconds until it ends,
+                or 0 for now. So what is only looked at costs no turn of a task.
+
         Returns:
-            the waits that end then. One that has ended before is removed from them.
+            the wait. One that has ended before is removed by :meth:`Wait.discard`.
         """
+        wait = Wait(ended, renew)
+        self._put(wait, timeout_s)
+        return wait
+
+    def _put(self, wait: Wait, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
         if timeout_s < SHARED_S_MIN:
-            alone = {wait}
-            timer = loop.call_later(timeout_s, _expire, alone)
-            wait.add_done_callback(lambda _: timer.cancel())
-            return alone
+            wait.group = {wait}
+            timer = loop.call_later(timeout_s, self._expire, wait.group)
+            wait.ended.add_done_callback(lambda _: timer.cancel())
+            return
         at = math.floor((loop.time() + timeout_s) / RESOLUTION_S) * RESOLUTION_S
-        waits = self._by_end.get(at)
-        if waits is None:
-            waits = self._by_end[at] = set()
+        group = self._by_end.get(at)
+        if group is None:
+            group = self._by_end[at] = set()
             loop.call_at(at, self._end, at)
-        waits.add(wait)
-        return waits
+        wait.group = group
+        group.add(wait)
 
     def _end(self, at: float) -> None:
-        _expire(self._by_end.pop(at))
+        self._expire(self._by_end.pop(at))
+
+    def _expire(self, group: set[Wait]) -> None:
+        for wait in group:
+            if wait.ended.done():
+                continue
+            try:
+                left_s = wait.renew() if wait.renew is not None else 0.0
+            except Exception as error:  # noqa: BLE001 - that of the waiting task
+                wait.ended.set_exception(error)
+                continue
+            if left_s > 0:
+                self._put(wait, left_s)
+            else:
+                wait.ended.set_result(False)
 
 
-def _expire(waits: set[asyncio.Future[bool]]) -> None:
-    for wait in waits:
-        if not wait.done():
-            wait.set_result(False)
+class Wait:
+    """Wait with a timeout, one of :class:`Waits`.
+
+    Args:
+        ended: what its caller waits for.
+        renew: returns, at its end, the seconds until another end, or 0; ``None`` for no other.
+
+    Attributes:
+        group: waits that end with it.
+    """
+
+    __slots__ = ("ended", "group", "renew")
+
+    def __init__(self, ended: asyncio.Future[bool], renew: Callable[[], float] | None) -> None:
+        self.ended = ended
+        self.renew = renew
+        self.group: set[Wait] = set()
+
+    def discard(self) -> None:
+        """Remove it from the waits that end with it."""
+        self.group.discard(self)
 
 
 async def run_together(*work: Coroutine[Any, Any, T]) -> list[T]:

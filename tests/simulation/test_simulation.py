@@ -43,7 +43,7 @@ BROKEN_BY = {
 
 
 FIRST = {
-    "any-etcd": 7,
+    "any-etcd": 147,
     "early-acknowledgements": 14,
     "early-reads": 34,
     "kept-places": 17,

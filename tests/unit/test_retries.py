@@ -207,12 +207,38 @@ def test_waits_that_end_within_a_second_share_a_timer():
         assert all(now + 59.0 <= when <= now + 61.5 for when, _, _ in timers)
         futures[0].set_result(True)
         futures[1].cancel()
-        endings[2].discard(futures[2])
+        endings[2].discard()
         for _, ring, arguments in timers:
             ring(*arguments)
         assert futures[0].result() is True
         assert not futures[2].done()
         assert [future.result() for future in futures[3:]] == [False] * 997
+
+    asyncio.run(scenario())
+
+
+def test_a_wait_that_is_renewed_costs_its_task_no_turn():
+    async def scenario():
+        loop, waits = asyncio.get_running_loop(), Waits()
+        renewed, failing, discarded = (loop.create_future() for _ in range(3))
+        left = [60.0, 0.001, 0.002, 0.0]
+
+        def fail():
+            raise ValueError("a bug")
+
+        waits.add(renewed, 0.001, lambda: left.pop(0))
+        waits.add(failing, 0.001, fail)
+        waits.add(discarded, 60.0).discard()
+        async with asyncio.timeout(5):
+            with pytest.raises(ValueError, match="a bug"):
+                await failing
+        ((at, group),) = waits._by_end.items()
+        assert [each.ended for each in group] == [renewed]
+        waits._end(at)  # as its timer does
+        async with asyncio.timeout(5):
+            assert await renewed is False
+        assert not left
+        assert not discarded.done()
 
     asyncio.run(scenario())
 

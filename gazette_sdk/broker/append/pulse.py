@@ -91,9 +91,21 @@ class Pulses:
         one follows a pipeline that ended before it could tell the others what all of them have.
         """
         undisturbed = failures = 0
+
+        def rest_s() -> float:
+            """Return the time for which a journal needs no pulse; 0 if it needs one now."""
+            nonlocal undisturbed
+            mode = pulse_mode(undisturbed + 1, auto_suspend=self.auto_suspend)
+            if failures or replica.pulse_wanted:
+                return 0.0
+            if replica.is_primary and not self.is_at_rest(replica, mode):
+                return 0.0
+            undisturbed += 1
+            return self._period_s()
+
         # A signal which fired and was not replaced is the last one: the replica shuts down.
         while not (signal := replica.signal).fired:
-            period_s = PULSE_PERIOD_S * (0.9 + 0.2 * self.jitter())
+            period_s = self._period_s()
             replica.pulse_wanted = False
             if replica.is_primary:
                 mode = pulse_mode(undisturbed, auto_suspend=self.auto_suspend)
@@ -108,8 +120,11 @@ class Pulses:
             if replica.pulse_wanted and not failures:
                 undisturbed = 0  # a pipeline ended meanwhile
             else:
-                is_woken = await _is_woken(replica, signal, period_s, self.waits)
+                is_woken = await _is_woken(replica, signal, period_s, self.waits, rest_s)
                 undisturbed = 0 if is_woken else undisturbed + 1
+
+    def _period_s(self) -> float:
+        return PULSE_PERIOD_S * (0.9 + 0.2 * self.jitter())
 
     async def _pulse(self, journal: str, mode: int, *, is_settled: bool) -> bool:
         """Make one pulse. Return False if it failed without a response.
@@ -148,10 +163,13 @@ async def _nothing() -> AsyncIterator[AppendItem]:
     yield pb.AppendRequest()
 
 
-async def _is_woken(replica: Replica, signal: Signal, timeout_s: float, waits: Waits) -> bool:
+async def _is_woken(
+    replica: Replica, signal: Signal, timeout_s: float, waits: Waits, rest_s: Callable[[], float]
+) -> bool:
     """Wait until the replica wants a pulse, or its signal fires. Return False after the timeout.
 
-    It costs no task and no timer, as there is one wait per journal.
+    It costs no task and no timer, as there is one wait per journal. While ``rest_s`` returns a time
+    at the end of the timeout, it waits for that, too.
     """
     woken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
@@ -159,12 +177,12 @@ async def _is_woken(replica: Replica, signal: Signal, timeout_s: float, waits: W
         if not woken.done():
             woken.set_result(True)
 
-    ending = waits.add(woken, timeout_s)
+    ending = waits.add(woken, timeout_s, rest_s)
     handle = signal.on_fire(wake)
     replica.wake_pulse = wake
     try:
         return await woken
     finally:
-        ending.discard(woken)
+        ending.discard()
         signal.forget(handle)
         replica.wake_pulse = None

@@ -484,7 +484,7 @@ async def _is_wanted(index: Index, timeout_s: float, waits: Waits) -> bool:
     try:
         return await wanted
     finally:
-        ending.discard(wanted)
+        ending.discard()
         index.on_listing_wanted = None
 
 

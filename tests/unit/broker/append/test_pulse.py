@@ -188,7 +188,7 @@ def test_a_pulse_that_failed_is_tried_again_soon(monkeypatch):
 def test_a_pulse_that_failed_often_is_tried_again_within_seconds(monkeypatch):
     pauses = []
 
-    async def is_woken(replica, signal, timeout_s, waits):
+    async def is_woken(replica, signal, timeout_s, waits, rest_s):
         pauses.append(timeout_s)
         if len(pauses) == 12:
             signal.fire()
@@ -254,7 +254,7 @@ def test_journals_at_rest_are_not_pulsed_until_something_changes(monkeypatch):
         pulses = Pulses(recorder.append, auto_suspend=True, is_at_rest=is_at_rest)
         running = asyncio.ensure_future(pulses.run(replica))
         await recorder.reach(2)
-        assert len(asked) == SUSPEND_AFTER_PULSES + 3
+        assert len(asked) == SUSPEND_AFTER_PULSES + 4  # the last look is that of the pulse itself
         assert asked[0] == Mode.SUSPEND_NO_RESUME
         assert asked[-1] == recorder.requests[-1].suspend == Mode.SUSPEND_IF_FLUSHED
         replica.signal.fire()
