@@ -61,6 +61,7 @@ from gazette_sdk.message.fetcher import (
     reading_loop,
 )
 from gazette_sdk.message.kinds import Decoded, Kind, kind_of
+from gazette_sdk.message.kinds.json import uuid_of_json
 from gazette_sdk.message.runs import (
     NO_OFFSETS,
     NO_STAMPS,
@@ -514,6 +515,8 @@ class BatchReader(Generic[T]):
         self._on_error = on_error
         self._decoders: dict[str, ContentDecoder[T]] = {}
         self._opened: dict[str, Opened] = {}
+        # By journal, the offset at which this reader began: it has reported all errors after it.
+        self._began: dict[str, int] = {}
         # An error after everything that was delivered of a journal.
         # A journal with content that is not decoded yet, and the error before that.
         self._pending: tuple[str, ContentDecoder[T], FramingError | None] | None = None
@@ -769,12 +772,27 @@ class BatchReader(Generic[T]):
     ) -> None:
         """Raise or skip the error after everything that was delivered, and decode the rest."""
         if error is not None:
-            self._raise_or_skip(error)
+            if not self._is_uncommitted(journal, decoder, error):
+                self._raise_or_skip(error)
             self._pending = None
             if isinstance(error, TornFrameError) and decoder.offset == error.offset:
                 return  # at the end of content: the rest of the frame may be appended yet
             self._delivery.passed(journal, decoder.offset)
         self._feed(journal, decoder)
+
+    def _is_uncommitted(
+        self, journal: str, decoder: ContentDecoder[T], error: FramingError
+    ) -> bool:
+        """Return True if an error is about a message whose transaction is not acknowledged.
+
+        If it is acknowledged later, it is read again, and the error raised then.
+        """
+        if self._on_error != "raise" or not isinstance(error, DecodeError):
+            return False
+        if error.frame is None or error.offset is None or decoder.framing.form != "json":
+            return False
+        uuid = uuid_of_json(error.frame)
+        return uuid is not None and self._delivery.leave_out(journal, error.offset, uuid)
 
     def _raise_or_skip(self, error: FramingError) -> None:
         # The end of what a plain FramingError is about is not known: it cannot be skipped.
@@ -838,6 +856,8 @@ class BatchReader(Generic[T]):
         is_new = item.is_new or (
             before is not None and before.create_revision != item.create_revision
         )
+        if is_new or before is None:
+            self._began[item.journal] = item.offset
         self._delivery.open(item.journal, item.offset, is_new=is_new)
 
     def _end(self, item: FetchEnded) -> None:
@@ -926,9 +946,17 @@ class BatchReader(Generic[T]):
             self._finish()
 
     def _raise_replayed(self, error: FramingError | None) -> None:
-        """Raise an error, or skip it again as when it was first read, without a warning."""
-        if error is not None and self._on_error == "raise":
+        """Raise an error, or skip it again as when it was first read, without a warning.
+
+        If another reader read it first, it may have been left out there, without an error.
+        """
+        if error is None:
+            return
+        if self._on_error == "raise":
             raise error
+        began = self._began.get(error.journal or "", 0)
+        if not self._returns_after_errors and error.offset is not None and error.offset < began:
+            self._raise_or_skip(error)
 
     # ------------------------------------------------------------------- close
 

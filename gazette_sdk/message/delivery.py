@@ -24,7 +24,7 @@ from gazette_sdk.errors import ClosedError, ConfigurationError
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.runs import Message, Run, ShortRun
 from gazette_sdk.message.sequencer import Position, ReplayRange, Sequencer
-from gazette_sdk.message.uuid import ACK_TXN
+from gazette_sdk.message.uuid import ACK_TXN, CONTINUE_TXN, RawUuid, parse_raw_uuid
 
 T = TypeVar("T")
 
@@ -94,6 +94,20 @@ class Delivery(Generic[T]):
     def passed(self, journal: str, offset: int) -> None:
         """Record that content up to ``offset`` holds no messages."""
         self._positions[journal] = offset
+
+    def leave_out(self, journal: str, begin: int, uuid: RawUuid) -> bool:
+        """Take a message that cannot be decoded, if its transaction is not acknowledged yet.
+
+        Args:
+            journal: name of the journal.
+            begin: offset of the message.
+            uuid: its UUID.
+
+        Returns:
+            False if it is to be delivered now. Else it is read again if it is to be delivered.
+        """
+        del journal, begin, uuid
+        return False
 
     def next(self) -> Batch[T] | None:
         """Return the next batch, once the one before was taken entirely.
@@ -234,6 +248,16 @@ class CommittedDelivery(Delivery[T]):
     def passed(self, journal: str, offset: int) -> None:  # noqa: D102
         self._sequencer.offsets[journal] = offset
         self._positions[journal] = offset
+
+    def leave_out(self, journal: str, begin: int, uuid: RawUuid) -> bool:  # noqa: D102
+        try:
+            producer, clock, flags = parse_raw_uuid(uuid)
+        except ValueError:
+            return False
+        if flags != CONTINUE_TXN or not clock:
+            return False
+        self._sequencer.leave_out(journal, begin, producer, clock)
+        return True
 
     def add_replayed(self, run: Run[T]) -> None:  # noqa: D102
         self._replayed.append(run)

@@ -615,6 +615,29 @@ class Sequencer(Generic[T]):
             journal.flush_counts()
         return outcome
 
+    def leave_out(self, journal: str, begin: int, producer: int, clock: int) -> None:
+        """Take a message of an open transaction without its item.
+
+        If the transaction is acknowledged, it is read again from its begin, with this message.
+
+        Args:
+            journal: name of the journal.
+            begin: offset of the message.
+            producer: its producer.
+            clock: its clock, which is not 0.
+        """
+        if self.delivering is not None:
+            self._refuse_while_delivering()
+        known = self._journals.get(journal) or self._begin_journal(journal, begin)
+        state = known.producers.get(producer) or self._begin_producer(known, producer, clock)
+        if clock <= state.max:
+            return  # a duplicate
+        self._drop_span(state)
+        state.max = clock
+        if state.begin == -1:
+            state.begin = begin
+            self._pending.add(state)
+
     def _outside(self, state: Producer[T], message: Message[T]) -> Outcome:
         if message[4] <= state.min:
             return _OUTSIDE_ALREADY_ACKED

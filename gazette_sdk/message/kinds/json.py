@@ -415,6 +415,15 @@ class _Header(msgspec.Struct):
 _decode_header = msgspec.json.Decoder(_Header).decode
 
 
+def uuid_of_json(payload: bytes) -> str | None:
+    """Return the text of the UUID of an object that its class cannot read; None if it has none."""
+    try:
+        found = _decode_header(payload).upper
+    except msgspec.DecodeError:
+        return None
+    return found if is_uuid_text(found) else None
+
+
 class JsonKind(Kind[Any]):
     """Kind of JSON messages.
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from dataclasses import dataclass
 
 import pytest
 
-from gazette_sdk import Reader
+from gazette_sdk import JsonMessage, Publisher, Reader, mapping
 from gazette_sdk.errors import (
     ConfigurationError,
     DecodeError,
@@ -195,3 +197,76 @@ def test_a_uuid_that_is_none_is_an_error_when_it_is_looked_at(transport):
     with pytest.raises(DecodeError, match="has no valid UUID") as caught:
         _ = envelope.flags
     assert (caught.value.journal, caught.value.offset) == ("a/journal", 0)
+
+
+# ------------------------------------------- messages of transactions that are not committed
+
+
+@dataclass
+class Counted(JsonMessage):
+    n: int
+
+
+def transact(publisher, *values, fails=False):
+    with contextlib.suppress(LookupError), publisher.transaction() as txn:
+        for value in values:
+            txn.publish({"n": value})
+        if fails:
+            raise LookupError
+
+
+def counts(transport, **options):
+    reader = Reader(Counted, name="a/journal", transport=transport, **options)
+    return reader, [each.message.n for each in reader]
+
+
+def columns(transport):
+    reader = Reader(Counted, name="a/journal", transport=transport)
+    return [row for batch in reader.arrow() for row in batch.column("n").to_pylist()]
+
+
+@pytest.mark.parametrize("values", [("text",), (1, "text", 2), (*range(50), "text", *range(50))])
+def test_a_message_that_was_rolled_back_is_no_error(transport, values):
+    transport.create("a/journal")
+    with Publisher(mapping.direct("a/journal"), transport=transport) as publisher:
+        publisher.publish({"n": 7})
+        transact(publisher, *values, fails=True)
+        transact(publisher, 8, 9)
+        publisher.publish({"n": 10})
+    assert counts(transport)[1] == columns(transport) == [7, 8, 9, 10]
+
+
+@pytest.mark.parametrize("values", [("text",), (1, "text", 2), (*range(50), "text", *range(50))])
+def test_a_message_that_is_committed_is_an_error_once_it_is(transport, values):
+    transport.create("a/journal")
+    with Publisher(mapping.direct("a/journal"), transport=transport) as publisher:
+        publisher.publish({"n": 7}).result(10)
+        with publisher.transaction() as txn:
+            for value in values:
+                txn.publish({"n": value})
+            publisher.publish({"n": 8}).result(10)
+            reader, found = counts(transport)
+            assert found == columns(transport) == [7, 8]
+            checkpoint = reader.checkpoint().to_bytes()
+        publisher.publish({"n": 9})
+    bad = next(
+        each.begin
+        for each in Reader(dict, name="a/journal", transport=transport)
+        if each.message == {"n": "text"}
+    )
+    for read in (
+        lambda: list(reader),
+        lambda: counts(transport),
+        lambda: columns(transport),
+        lambda: counts(transport, checkpoint=checkpoint),
+    ):
+        with pytest.raises(DecodeError, match="cannot be decoded") as caught:
+            read()
+        assert caught.value.offset == bad
+    errors = []
+    _, found = counts(transport, checkpoint=checkpoint, on_error=errors.append)
+    assert found == [*[each for each in values if each != "text"], 9]
+    assert [each.offset for each in errors] == [bad]
+    _, found = counts(transport, on_error=errors.append, ring_size=1)
+    assert [each.offset for each in errors] == [bad, bad]
+    assert found == [7, 8, *[each for each in values if each != "text"], 9]
