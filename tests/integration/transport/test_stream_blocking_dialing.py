@@ -49,7 +49,7 @@ async def test_what_speaks_something_else_is_told_and_left_alone(monkeypatch, sc
     monkeypatch.setattr(blocking, "DIAL_TIMEOUT_S", 0.1)
     async with Served(script) as served:
         assert may_be_dialled(served.client, served.server.address)
-        with pytest.raises(NotStreamError, match="the broker"):
+        with pytest.raises(NotStreamError, match="broker zone/member"):
             await served.prepare()
         assert not may_be_dialled(served.client, served.server.address)
         assert await served.tried() is None
@@ -101,11 +101,13 @@ async def test_what_cannot_be_reached_is_told(certificates, tmp_path):
     for address in ("http://127.0.0.1:1", f"unix://{tmp_path}/none"):
         assert client.append(destination(address), OPENING, b"x") is None
         assert may_be_dialled(client, address)
-        with pytest.raises(UnavailableError, match="cannot connect to the broker"):
+        with pytest.raises(UnavailableError, match="cannot connect to broker zone/member"):
             client.prepare(destination(address))
         assert not may_be_dialled(client, address)
     async with Served(obliging, tls=context) as served:
-        refused = r"cannot agree on TLS with the broker.*; give the certificate of the authority"
+        refused = (
+            r"cannot agree on TLS with broker zone/member.*; give the certificate of the authority"
+        )
         with pytest.raises(UnavailableError, match=refused):
             await served.prepare()
 
