@@ -26,7 +26,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mappi
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from itertools import repeat
-from typing import Generic, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -515,8 +515,6 @@ class BatchReader(Generic[T]):
         self._on_error = on_error
         self._decoders: dict[str, ContentDecoder[T]] = {}
         self._opened: dict[str, Opened] = {}
-        # By journal, the offset at which this reader began: it has reported all errors after it.
-        self._began: dict[str, int] = {}
         # An error after everything that was delivered of a journal.
         # A journal with content that is not decoded yet, and the error before that.
         self._pending: tuple[str, ContentDecoder[T], FramingError | None] | None = None
@@ -524,6 +522,7 @@ class BatchReader(Generic[T]):
         self._fetcher: Fetcher | None = None
         self._replay: ContentQueue | None = None
         self._replay_decoder: ContentDecoder[T] | None = None
+        self._replay_pending: tuple[ContentDecoder[T], FramingError | None] | None = None
         self._stop_when_dropped: weakref.finalize[..., BatchReader[T]] | None = None
         self._is_closed = False
         self._process_id = os.getpid()
@@ -694,10 +693,14 @@ class BatchReader(Generic[T]):
                 if self._replay is None and self._delivery.replay is not None:
                     self._begin_replay()
                     continue
-                if self._replay is not None or self._pending is None:
+                if self._replay is None and self._pending is not None:
+                    error = self._pending[2]
+                    self._feed_pending(*self._pending)
+                elif self._replay is not None and self._replay_pending is not None:
+                    error = self._replay_pending[1]
+                    self._feed_replayed(*self._replay_pending)
+                else:
                     return None
-                error = self._pending[2]
-                self._feed_pending(*self._pending)
                 if error is not None and self._returns_after_errors:
                     return ()
             except Exception as error:
@@ -772,27 +775,14 @@ class BatchReader(Generic[T]):
     ) -> None:
         """Raise or skip the error after everything that was delivered, and decode the rest."""
         if error is not None:
-            if not self._is_uncommitted(journal, decoder, error):
+            bad = _undecodable(decoder, error)
+            if bad is None or not self._delivery.leave_out(bad):
                 self._raise_or_skip(error)
             self._pending = None
             if isinstance(error, TornFrameError) and decoder.offset == error.offset:
                 return  # at the end of content: the rest of the frame may be appended yet
             self._delivery.passed(journal, decoder.offset)
         self._feed(journal, decoder)
-
-    def _is_uncommitted(
-        self, journal: str, decoder: ContentDecoder[T], error: FramingError
-    ) -> bool:
-        """Return True if an error is about a message whose transaction is not acknowledged.
-
-        If it is acknowledged later, it is read again, and the error raised then.
-        """
-        if self._on_error != "raise" or not isinstance(error, DecodeError):
-            return False
-        if error.frame is None or error.offset is None or decoder.framing.form != "json":
-            return False
-        uuid = uuid_of_json(error.frame)
-        return uuid is not None and self._delivery.leave_out(journal, error.offset, uuid)
 
     def _raise_or_skip(self, error: FramingError) -> None:
         # The end of what a plain FramingError is about is not known: it cannot be skipped.
@@ -856,8 +846,6 @@ class BatchReader(Generic[T]):
         is_new = item.is_new or (
             before is not None and before.create_revision != item.create_revision
         )
-        if is_new or before is None:
-            self._began[item.journal] = item.offset
         self._delivery.open(item.journal, item.offset, is_new=is_new)
 
     def _end(self, item: FetchEnded) -> None:
@@ -905,12 +893,7 @@ class BatchReader(Generic[T]):
         assert decoder is not None
         assert wanted is not None
         if isinstance(item, FetchedContent):
-            found, error = decoder.feed(*item.pieces)
-            self._delivery.add_replayed(found)
-            while error is not None or decoder.has_more:
-                self._raise_replayed(error)
-                found, error = decoder.feed()
-                self._delivery.add_replayed(found)
+            self._feed_replayed(decoder, None, *item.pieces)
         elif isinstance(item, Jumped):
             self._raise_replayed(decoder.jump(item.offset))
         elif isinstance(item, FetchEnded):
@@ -945,18 +928,26 @@ class BatchReader(Generic[T]):
             self._replay = None
             self._finish()
 
-    def _raise_replayed(self, error: FramingError | None) -> None:
-        """Raise an error, or skip it again as when it was first read, without a warning.
+    def _feed_replayed(
+        self, decoder: ContentDecoder[T], error: FramingError | None, *pieces: bytes
+    ) -> None:
+        """Raise or skip the error after all that was delivered of a replay, and decode the rest."""
+        if error is not None:
+            bad = _undecodable(decoder, error)
+            if bad is None:
+                self._raise_replayed(error)
+            elif self._delivery.is_due(bad):
+                self._raise_or_skip(error)
+                self._delivery.pass_replayed(bad)
+        found, error = decoder.feed(*pieces)
+        self._delivery.add_replayed(found)
+        has_more = error is not None or decoder.has_more
+        self._replay_pending = (decoder, error) if has_more else None
 
-        If another reader read it first, it may have been left out there, without an error.
-        """
-        if error is None:
-            return
-        if self._on_error == "raise":
+    def _raise_replayed(self, error: FramingError | None) -> None:
+        """Raise an error, or skip it again as when it was first read, without a warning."""
+        if error is not None and self._on_error == "raise":
             raise error
-        began = self._began.get(error.journal or "", 0)
-        if not self._returns_after_errors and error.offset is not None and error.offset < began:
-            self._raise_or_skip(error)
 
     # ------------------------------------------------------------------- close
 
@@ -977,6 +968,27 @@ class BatchReader(Generic[T]):
         if self._stop_when_dropped is not None:
             self._stop_when_dropped.detach()
         return self._fetcher if self._process_id == os.getpid() else None
+
+
+def _undecodable(decoder: ContentDecoder[Any], error: FramingError) -> Message[None] | None:
+    """Return a JSON message that its class cannot read, without its item.
+
+    Returns:
+        None if the error is of something else, or the message has no UUID.
+    """
+    if not isinstance(error, DecodeError) or decoder.framing.form != "json":
+        return None
+    if error.frame is None or error.journal is None or error.offset is None:
+        return None
+    uuid = uuid_of_json(error.frame)
+    if uuid is None:
+        return None
+    try:
+        producer, clock, flags = parse_raw_uuid(uuid)
+    except ValueError:
+        return None
+    end = error.offset + len(error.frame)
+    return Message(error.journal, error.offset, end, producer, clock, flags, None)
 
 
 def _in_use() -> GazetteError:

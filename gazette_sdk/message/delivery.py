@@ -24,7 +24,7 @@ from gazette_sdk.errors import ClosedError, ConfigurationError
 from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.runs import Message, Run, ShortRun
 from gazette_sdk.message.sequencer import Position, ReplayRange, Sequencer
-from gazette_sdk.message.uuid import ACK_TXN, CONTINUE_TXN, RawUuid, parse_raw_uuid
+from gazette_sdk.message.uuid import ACK_TXN, CONTINUE_TXN
 
 T = TypeVar("T")
 
@@ -95,19 +95,22 @@ class Delivery(Generic[T]):
         """Record that content up to ``offset`` holds no messages."""
         self._positions[journal] = offset
 
-    def leave_out(self, journal: str, begin: int, uuid: RawUuid) -> bool:
+    def leave_out(self, message: Message[None]) -> bool:
         """Take a message that cannot be decoded, if its transaction is not acknowledged yet.
-
-        Args:
-            journal: name of the journal.
-            begin: offset of the message.
-            uuid: its UUID.
 
         Returns:
             False if it is to be delivered now. Else it is read again if it is to be delivered.
         """
-        del journal, begin, uuid
+        del message
         return False
+
+    def is_due(self, message: Message[None]) -> bool:
+        """Return True if a message of the range :attr:`replay` is to be delivered now."""
+        raise NotImplementedError
+
+    def pass_replayed(self, message: Message[None]) -> None:
+        """Take a message of the range :attr:`replay` that cannot be decoded, and that was due."""
+        raise NotImplementedError
 
     def next(self) -> Batch[T] | None:
         """Return the next batch, once the one before was taken entirely.
@@ -249,15 +252,17 @@ class CommittedDelivery(Delivery[T]):
         self._sequencer.offsets[journal] = offset
         self._positions[journal] = offset
 
-    def leave_out(self, journal: str, begin: int, uuid: RawUuid) -> bool:  # noqa: D102
-        try:
-            producer, clock, flags = parse_raw_uuid(uuid)
-        except ValueError:
+    def leave_out(self, message: Message[None]) -> bool:  # noqa: D102
+        if message.flags != CONTINUE_TXN or not message.clock:
             return False
-        if flags != CONTINUE_TXN or not clock:
-            return False
-        self._sequencer.leave_out(journal, begin, producer, clock)
+        self._sequencer.leave_out(message)
         return True
+
+    def is_due(self, message: Message[None]) -> bool:  # noqa: D102
+        return self._sequencer.is_due(message)
+
+    def pass_replayed(self, message: Message[None]) -> None:  # noqa: D102
+        self._sequencer.offer(message)
 
     def add_replayed(self, run: Run[T]) -> None:  # noqa: D102
         self._replayed.append(run)

@@ -31,7 +31,9 @@ acknowledge  after min       ackEmpty              ackCommitRing or ackCommitRep
 ===========  ==============  ====================  =======================================
 
 A sequence is replayed if its first messages are not in the ring any more. The first message of a
-producer is after its min, and a message with unknown flags is one outside of transactions.
+producer is after its min, and a message with unknown flags is one outside of transactions. A
+message of a transaction that cannot be decoded is left out of the ring, so that its sequence is
+replayed (:meth:`Sequencer.leave_out`): the error is one only if the transaction is acknowledged.
 
 Messages that need no sequencing (outside of transactions in the order of their clocks, and whole
 transactions without messages of other producers between) are found by operations on arrays, and
@@ -46,7 +48,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -615,21 +617,16 @@ class Sequencer(Generic[T]):
             journal.flush_counts()
         return outcome
 
-    def leave_out(self, journal: str, begin: int, producer: int, clock: int) -> None:
-        """Take a message of an open transaction without its item.
+    def leave_out(self, message: Message[Any]) -> None:
+        """Take the next message of a journal without its item. It is one of an open transaction.
 
         If the transaction is acknowledged, it is read again from its begin, with this message.
-
-        Args:
-            journal: name of the journal.
-            begin: offset of the message.
-            producer: its producer.
-            clock: its clock, which is not 0.
         """
         if self.delivering is not None:
             self._refuse_while_delivering()
-        known = self._journals.get(journal) or self._begin_journal(journal, begin)
-        state = known.producers.get(producer) or self._begin_producer(known, producer, clock)
+        name, begin, _, producer, clock, _, _ = message
+        journal = self._journals.get(name) or self._begin_journal(name, begin)
+        state = journal.producers.get(producer) or self._begin_producer(journal, producer, clock)
         if clock <= state.max:
             return  # a duplicate
         self._drop_span(state)
@@ -787,7 +784,15 @@ class Sequencer(Generic[T]):
 
     # ---------------------------------------------------------------- delivery
 
-    def offer(self, message: Message[T]) -> bool:
+    def is_due(self, message: Message[Any]) -> bool:
+        """Return True if :meth:`offer` would deliver a message with a UUID; records nothing."""
+        state = self.delivering
+        if state is None:
+            return False
+        least = state.min if self._outstanding is None else self._outstanding[4]
+        return message.producer == state.id and least < message.clock <= state.max
+
+    def offer(self, message: Message[Any]) -> bool:
         """Take the next message of the range :attr:`replay`.
 
         Returns:

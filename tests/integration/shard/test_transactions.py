@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
+import json
 import threading
 import uuid
 from dataclasses import dataclass
@@ -384,9 +386,8 @@ def append_raw(world, content):
     run(append())
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize("policy", ["skip", "dead letters"])
-def test_content_that_is_no_message_is_passed_over_once(world, policy, is_async):
+def create_rejected(world):
+    """Return a new journal for dead letters."""
     rejected = f"{world.name}/log/rejected"
     world.cluster.apply(
         f"name: {rejected}\nreplication: 1\n"
@@ -394,6 +395,13 @@ def test_content_that_is_no_message_is_passed_over_once(world, policy, is_async)
         'fragment: {length: 1048576, compression_codec: NONE, stores: ["file:///"],'
         " refresh_interval: 10s}\n"
     )
+    return rejected
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("policy", ["skip", "dead letters"])
+def test_content_that_is_no_message_is_passed_over_once(world, policy, is_async):
+    rejected = create_rejected(world)
     on_error = "skip" if policy == "skip" else shard.dead_letters(rejected)
     application = counter(world, on_error=on_error, is_async=is_async)
     append_raw(world, b"{poison\n")
@@ -423,6 +431,53 @@ def test_content_that_is_no_message_fails_the_shard(world):
     assert isinstance(error, DecodeError)
     assert error.journal == world.source_names[0]
     assert error.offset > 0
+
+
+def transact(world, *messages, fails=False):
+    direct = mapping.direct(world.source_names[0])
+    with (
+        Publisher(mapping=direct, transport=world.cluster.transport) as publisher,
+        contextlib.suppress(LookupError),
+        publisher.transaction() as txn,
+    ):
+        for message in messages:
+            txn.publish(message).result(30)
+        if fails:
+            raise LookupError
+
+
+@pytest.mark.parametrize("policy", ["fail", "skip", "dead letters"])
+def test_a_message_of_another_class_that_was_rolled_back_is_no_bad_record(world, policy):
+    rejected = create_rejected(world)
+    on_error = shard.dead_letters(rejected) if policy == "dead letters" else policy
+    application = counter(world, on_error=on_error)
+    publish(world, 0, 10)
+    transact(world, Word("w", 1), {"word": 7}, fails=True)
+    publish(world, 10, 30)
+    check(world, 30, run(run_through(world, application)))
+    assert not list(world.read(DeadLetter, rejected))
+
+
+def test_a_message_of_another_class_is_a_bad_record_once_when_it_is_committed(world):
+    rejected = create_rejected(world)
+    application = counter(world, on_error=shard.dead_letters(rejected))
+    publish(world, 0, 10)
+    transact(world, Word("w3", 10), {"word": 7}, Word("w4", 11), {"word": 8})
+    publish(world, 12, 30)
+    for _ in range(2):  # the second run finds nothing left
+        check(world, 30, run(run_through(world, application)))
+    letters = [envelope.message for envelope in world.read(DeadLetter, rejected)]
+    records = [json.loads(base64.b64decode(letter.record)) for letter in letters]
+    assert [record["word"] for record in records] == [7, 8]
+
+    async def fails():
+        return await (await Primary(world, counter(world)).start()).failed()
+
+    transact(world, Word("w", 30), {"word": 9})
+    error = run(fails())
+    assert isinstance(error, DecodeError)
+    [bad] = [e for e in world.read(dict, error.journal) if e.begin == error.offset]
+    assert bad.message["word"] == 9
 
 
 def test_a_call_that_runs_is_waited_for_when_a_shard_stops(world):

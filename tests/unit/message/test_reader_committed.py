@@ -6,14 +6,16 @@ import asyncio
 import logging
 import random
 from collections import defaultdict
+from dataclasses import dataclass
 from itertools import islice
+from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
-from gazette_sdk import Reader
+from gazette_sdk import JsonMessage, Reader
 from gazette_sdk.errors import ClosedError, ConfigurationError
 from gazette_sdk.message import delivery, fetcher
 from gazette_sdk.message import fetcher as content_queue
@@ -383,6 +385,57 @@ def test_whoever_stops_and_resumes_delivers_each_message_once(
             )
             for envelope in islice(reader, count):
                 found[envelope.journal].append(envelope.message["n"])
+            checkpoint = reader.checkpoint().to_bytes()
+            reader.close()
+    assert found == {h.journal: h.committed() for h in written if h.committed()}
+
+
+@dataclass
+class Fitting(JsonMessage):
+    """A message whose class refuses some numbers."""
+
+    n: int
+    refused: ClassVar[frozenset[int]] = frozenset()
+
+    def __post_init__(self):
+        if self.n in self.refused:
+            raise ValueError(f"{self.n} does not fit")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    written=histories(sane=True),
+    stops=st.lists(st.integers(0, 25), max_size=3),
+    every=st.integers(1, 5),
+    **CUTS,
+)
+def test_messages_that_do_not_fit_are_judged_where_others_would_be_delivered(
+    *, written, stops, every, chunk_bytes, ring_size, plain_min
+):
+    """Once, and never if they are rolled back; acknowledgements fit."""
+    transport = served(*written, chunk_bytes=chunk_bytes)
+    acks = {m.item for h in written for m in h.messages if m.flags == ACK_TXN}
+    numbers_at = {(h.journal, m.begin): m.item for h in written for m in h.messages}
+    found = defaultdict(list)
+    checkpoint = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fetcher, "AHEAD_BYTES_MAX", 2 * chunk_bytes)
+        patch.setattr(delivery, "_PLAIN_MIN", plain_min)
+        patch.setattr(Fitting, "refused", frozenset(range(0, 10**4, every)) - acks)
+        for count in [*stops, 10**9]:
+            reader = Reader(
+                Fitting,
+                "topic=t",
+                transport=transport,
+                checkpoint=checkpoint,
+                ring_size=ring_size,
+                on_error=lambda error: found[error.journal].append(
+                    numbers_at[error.journal, error.offset]
+                ),
+            )
+            for envelope in islice(reader, count):
+                assert envelope.message.n not in Fitting.refused
+                found[envelope.journal].append(envelope.message.n)
             checkpoint = reader.checkpoint().to_bytes()
             reader.close()
     assert found == {h.journal: h.committed() for h in written if h.committed()}

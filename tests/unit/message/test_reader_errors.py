@@ -225,15 +225,54 @@ def columns(transport):
     return [row for batch in reader.arrow() for row in batch.column("n").to_pylist()]
 
 
+@pytest.mark.parametrize("on_error", ["raise", "skip", "function"])
 @pytest.mark.parametrize("values", [("text",), (1, "text", 2), (*range(50), "text", *range(50))])
-def test_a_message_that_was_rolled_back_is_no_error(transport, values):
+def test_a_message_that_was_rolled_back_is_no_error(transport, values, on_error, caplog):
     transport.create("a/journal")
     with Publisher(mapping.direct("a/journal"), transport=transport) as publisher:
         publisher.publish({"n": 7})
         transact(publisher, *values, fails=True)
         transact(publisher, 8, 9)
         publisher.publish({"n": 10})
-    assert counts(transport)[1] == columns(transport) == [7, 8, 9, 10]
+    errors = []
+    on_error = errors.append if on_error == "function" else on_error
+    assert counts(transport, on_error=on_error)[1] == columns(transport) == [7, 8, 9, 10]
+    assert not errors
+    assert "passed over" not in caplog.text
+
+
+@pytest.mark.parametrize("on_error", ["raise", "function"])
+def test_a_message_of_another_open_transaction_is_no_error_of_one_that_is_read_again(
+    transport, on_error
+):
+    transport.create("a/journal")
+    seen = []
+    options = {} if on_error == "raise" else {"on_error": seen.append}
+    to = mapping.direct("a/journal")
+    reader = Reader(Counted, name="a/journal", transport=transport, ring_size=1, **options)
+
+    def read():
+        for envelope in reader:
+            seen.append(envelope.message.n)  # noqa: PERF401 - the order is that of the errors
+
+    with Publisher(to, transport=transport) as one, Publisher(to, transport=transport) as other:
+        with other.transaction() as second:
+            with one.transaction() as first:
+                for txn, value in ((first, 1), (second, 5), (second, "text"), (second, 6)):
+                    txn.publish({"n": value}).result(10)
+                for value in (2, 3, 4):
+                    first.publish({"n": value}).result(10)
+            read()
+            assert seen == [1, 2, 3, 4]
+        if on_error == "raise":
+            with pytest.raises(DecodeError, match="cannot be decoded"):
+                read()
+            assert seen == [1, 2, 3, 4, 5]
+        else:
+            read()
+            error = seen.pop(5)
+            assert isinstance(error, DecodeError)
+            assert seen == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("values", [("text",), (1, "text", 2), (*range(50), "text", *range(50))])
