@@ -562,7 +562,9 @@ async def _limit_replication(
                 attempt += 1
     except TimeoutError:
         raise InsufficientJournalBrokersError(
-            f"it was created, but no broker has taken it within {ASSIGNMENT_TIMEOUT_S:g} s",
+            f"it was created, but no broker has taken it within {ASSIGNMENT_TIMEOUT_S:g} s: see"
+            " with `gazctl brokers list` if one runs, and if each has as many replicas as it takes"
+            " (--broker.limit)",
             journal=waiting or names[0],
         ) from None
 

@@ -41,7 +41,7 @@ from gazette_sdk.cli.journals.fragments import Pruned
 from gazette_sdk.cli.journals.list import Move, show_moves, show_outcomes
 from gazette_sdk.cli.shards import reset
 from gazette_sdk.cli.shards.commands import ResetSettings
-from gazette_sdk.cli.shards.consumers import ApplicationState
+from gazette_sdk.cli.shards.consumers import ApplicationState, scale_row
 from gazette_sdk.cli.shards.specs import show_changed, show_generated
 from gazette_sdk.cli.shards.topics import Grown
 from gazette_sdk.cli.spark import commands as spark
@@ -187,6 +187,7 @@ def json_keys() -> Iterator[str]:
         "gazctl consumers list -o json": {
             "consumers": [ApplicationState(None, "", [], [], []).summary()]
         },
+        "gazctl shards scale -o json": scale_row(cluster_pb2.ScaleResponse()),
     }
     for called, value in samples.items():
         yield from (f"{called}: {path}" for path in _paths_of(value))

@@ -224,6 +224,12 @@ class StateSettings(Settings):
     file_root: FileRoot = ""
 
 
+class ScaleSettings(Settings):
+    """Options of ``scale``."""
+
+    format: OutcomeFormat = "table"
+
+
 class UnassignSettings(Settings):
     """Options of ``unassign``."""
 
@@ -242,6 +248,7 @@ GENERATE = Group("shards.generate", GenerateSettings)
 PRUNE = Group("shards.prune", PruneSettings)
 RECOVER = Group("shards.recover", RecoverSettings)
 RESET_SHARDS = Group("shards.reset", ResetSettings)
+SCALE = Group("shards.scale", ScaleSettings)
 SKIP_RECORDS = Group("shards.skip", SkipSettings)
 STATE = Group("shards.state", StateSettings)
 UNASSIGN = Group("shards.unassign", UnassignSettings)
@@ -452,6 +459,30 @@ COMMANDS = (
         arguments="ID",
         arguments_min=1,
         arguments_max=1,
+    ),
+    Command(
+        "shards scale",
+        "Show how many processes the shards of an application need",
+        "gazette_sdk.cli.shards.consumers:run_scale",
+        (SCALE,),
+        details=(
+            "--consumer.address (CONSUMER_ADDRESS) is any process of the application; beside "
+            "`gazette dev` the only application that runs is found without it.\n\n"
+            "PROCESSES is the number of shards whose lag is over a minute, but at least one more "
+            "than the most hot standbys of a shard. Failed shards do not count, as another process "
+            "does not help them; those of a process that does not answer do. LAG and AGE are of "
+            "all shards. It is what an autoscaler gets from /v1/shards/scale at any process, such "
+            "as KEDA by its metrics-api trigger. Take processes away one at a time: each shard "
+            "that moves is recovered elsewhere.\n\n"
+            "It needs a token that may LIST; shards that it may not list do not count."
+        ),
+        examples=(
+            ("gazctl shards scale", "of the application beside gazette dev"),
+            (
+                "gazctl shards scale --consumer.address http://orders-0:8080 -o json",
+                "for a script that starts processes",
+            ),
+        ),
     ),
     Command(
         "shards recover",

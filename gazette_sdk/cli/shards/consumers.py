@@ -1,4 +1,4 @@
-"""``gazctl consumers list`` and ``describe``: applications, their processes and their shards.
+"""``gazctl consumers`` and ``gazctl shards scale``: applications, their processes and shards.
 
 The processes that are given, one of each application, list its shards and processes; primaries are
 asked how far their shards are, and brokers for the write heads. The age of the first message that
@@ -23,17 +23,19 @@ from gazette_sdk.cli.client import (
     SHARDS_ZONE,
     none_runs,
     open_broker,
+    open_consumer,
     open_consumers,
 )
 from gazette_sdk.cli.formats import iec_bytes, write_table
 from gazette_sdk.cli.program import CommandFailedError, Invocation, explain
-from gazette_sdk.cli.shards.commands import DESCRIBE_CONSUMER, LIST_CONSUMERS
+from gazette_sdk.cli.shards.commands import DESCRIBE_CONSUMER, LIST_CONSUMERS, SCALE
 from gazette_sdk.cli.shards.list import (
     heads_of,
     stat_of,
 )
-from gazette_sdk.errors import GazetteError
+from gazette_sdk.errors import CallError, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol import cluster_pb2 as clpb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import strict_yaml
 from gazette_sdk.protocol.durations import SECOND_NS, format_duration
@@ -206,6 +208,45 @@ async def run_describe(invocation: Invocation) -> None:
     else:
         _write({**state.summary(), **asdict(state)}, settings.format)
     sys.stdout.flush()
+
+
+async def run_scale(invocation: Invocation) -> None:
+    """Show how many processes the shards of an application need.
+
+    Raises:
+        CommandFailedError: the process is of another implementation.
+        GazetteError: it did not answer.
+    """
+    async with open_consumer(invocation) as client:
+        try:
+            wish = await client.scale()
+        except CallError as error:
+            if error.code != "UNIMPLEMENTED":
+                raise
+            raise CommandFailedError(
+                "the process at --consumer.address does not say how many processes its shards need,"
+                " as those of other implementations do not: `gazctl shards list --lag` shows what"
+                " is unread"
+            ) from error
+    if invocation.settings(SCALE).format == "json":
+        sys.stdout.write(orjson.dumps(scale_row(wish)).decode() + "\n")
+    else:
+        cells = [wish.processes, wish.shards_with_lag, _bytes(wish.lag_bytes)]
+        write_table(
+            ["Processes", "Shards With Lag", "Lag", "Age"],
+            [[*map(str, cells), _seconds(wish.lag_seconds)]],
+        )
+    sys.stdout.flush()
+
+
+def scale_row(wish: clpb.ScaleResponse) -> dict[str, object]:
+    """Return the JSON object of an answer."""
+    return {
+        "processes": wish.processes,
+        "shards_with_lag": wish.shards_with_lag,
+        "lag_bytes": wish.lag_bytes,
+        "lag_seconds": wish.lag_seconds,
+    }
 
 
 async def _states(

@@ -12,6 +12,7 @@ import yaml
 
 from gazette_sdk import Journals, Publisher, mapping, shard
 from gazette_sdk.cluster.items import member_key
+from gazette_sdk.errors import CallError
 from gazette_sdk.shard import EmbeddedConsumer
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.testing import run_shards
@@ -102,6 +103,16 @@ def test_applications_processes_and_shards_are_shown_with_their_lag(gazctl, gaze
             publishing.result()
         running.wait_caught_up(TIMEOUT_S)
 
+        scaled = ("shards", "scale", "--consumer.address", endpoints[0])
+        wish = json.loads(gazctl.ok(*scaled, "-o", "json").text)
+        assert wish == {
+            "processes": 2,
+            "shards_with_lag": 0,
+            "lag_bytes": 0,
+            "lag_seconds": 0.0,
+        }
+        assert gazctl.ok(*scaled).text.split("\n")[1].split() == ["2", "0", "0", "B", "0s"]
+
         # The other application is found, too, and has neither shards nor a known lag.
         listed = {each["application"]: each for each in shown(gazctl, "list")["consumers"]}
         assert set(listed) == {"zones", "nothing"}
@@ -156,6 +167,16 @@ def test_a_recovery_is_shown_while_it_runs(shards, consumer):
     assert (second["state"], second["primary"], second["standbys"]) == ("IDLE", None, [])
     assert (found["lag_bytes"], found["lag_bytes_unknown"]) == (None, 2)
     assert "1.0 KiB of 4.0 KiB" in shards.tool.ok("consumers", "describe", "app").text
+
+
+def test_a_process_of_another_implementation_does_not_say_how_many_are_needed(shards, monkeypatch):
+    async def unknown(_client):
+        raise CallError("unknown method", code="UNIMPLEMENTED")
+
+    monkeypatch.setattr(ShardClient, "scale", unknown)
+    outcome = shards.tool("shards", "scale")
+    assert outcome.status == 1
+    assert "`gazctl shards list --lag` shows what is unread" in outcome.stderr
 
 
 def test_members_of_other_implementations_show_what_they_have(shards, consumer, monkeypatch):
