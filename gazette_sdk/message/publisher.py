@@ -481,7 +481,7 @@ def _no_such_journal() -> Iterator[None]:
 
 def _add_frames(sender: Sender, frames: Mapping[str, bytes]) -> BatchReceipt:
     for journal, frame in frames.items():
-        sender.outboxes[journal].check_frame(frame)
+        sender.outboxes[journal].check_frames(frame)
     receipt = BatchReceipt()
     with guarded(sender.lock):
         added, must_send = sender.add_frames(

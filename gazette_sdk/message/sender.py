@@ -234,15 +234,15 @@ class JournalEncoder:
         self.record_fields = count
         return bytes(out)
 
-    def check_frame(self, frame: object) -> None:
-        """Check that bytes are one whole frame of the journal.
+    def check_frames(self, content: object) -> None:
+        """Check that bytes are whole frames of the journal.
 
         Raises:
             ValidationError: they are not; readers would refuse them, or what follows.
         """
-        if isinstance(frame, bytes):
-            found = self.framing.stream().cut(frame)
-            if len(found) == 1 and found.error is None and found.consumed == len(frame):
+        if isinstance(content, bytes):
+            found = self.framing.stream().cut(content)
+            if len(found) and found.error is None and found.consumed == len(content):
                 return
         raise ValidationError(
             f"{self.journal}: the acknowledgement is no frame of this journal; give intents as"

@@ -106,7 +106,7 @@ def test_acknowledging_in_vain_says_so(two):
             publisher.flush(WAIT_S)
 
 
-@pytest.mark.parametrize("frame", [b"", b"{}", b"{}\n{}\n", b"text without an end", None, "{}\n"])
+@pytest.mark.parametrize("frame", [b"", b"{}", b"{}\n{}", b"text without an end", None, "{}\n"])
 def test_what_is_no_frame_of_its_journal_is_no_acknowledgement(two, frame):
     with Publisher(transport=two) as publisher:
         with pytest.raises(ValidationError, match="one/journal: the acknowledgement is no frame"):
