@@ -230,13 +230,13 @@ def test_a_token_must_allow_changes_of_the_whole_cluster(gazctl):
             token = Authority(KEY).sign(rights, labels, 600, time.time())
             return gazctl(*names, "--broker.auth-token", token)
 
+        deadline = time.monotonic() + TIMEOUT_S
+        while len(listed(gazctl, "--broker.auth-keys", KEY)) < 2:
+            assert time.monotonic() < deadline
         may_list = Capability.LIST
         assert "missing authorization header" in gazctl(*names).stderr
         assert "lacks the required capability APPLY" in with_token(may_list).stderr
         assert "selector" in with_token(may_list | Capability.APPLY, topic="load").stderr
-        deadline = time.monotonic() + TIMEOUT_S
-        while len(listed(gazctl, "--broker.auth-keys", KEY)) < 2:
-            assert time.monotonic() < deadline
         assert cluster.broker("broker-1").status is None
         allowed = with_token(may_list | Capability.APPLY)
         assert allowed.status == 0, allowed.stderr

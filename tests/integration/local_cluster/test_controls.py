@@ -33,8 +33,9 @@ def append(address, content, limit_s=5):
             with urllib.request.urlopen(request, timeout=30) as answer:
                 return int(answer.headers["X-Commit-Begin"])
         except urllib.error.HTTPError as error:
-            if b"Connection refused" not in error.read() or time.monotonic() > ends_at:
-                raise
+            text = error.read()
+            if b"Connection refused" not in text or time.monotonic() > ends_at:
+                raise AssertionError(text) from error
 
 
 def appends_soon(address):
@@ -80,7 +81,7 @@ def is_alive(pid):
 
 @pytest.mark.slow
 def test_brokers_are_killed_paused_drained_and_started_again(gazette_cluster):
-    cluster = gazette_cluster(3, zones=2, lease_ttl_s=1)
+    cluster = gazette_cluster(3, zones=2, lease_ttl_s=3)
     assert os.environ["GAZETTE_ADDRESS"] == cluster.address
     cluster.apply(JOURNAL.format(replication=2, store=cluster.store))
     append(cluster.address, b"one ")
