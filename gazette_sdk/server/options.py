@@ -143,9 +143,8 @@ def find_ini(name: str, directories: Iterable[Path] | None = None) -> IniFile | 
     for directory in _directories() if directories is None else directories:
         path = directory / name
         try:
-            text = path.read_text(
-                encoding="utf-8-sig"
-            )  # editors of Windows write a byte order mark
+            # Editors of Windows write a byte order mark.
+            text = path.read_text(encoding="utf-8-sig")
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, UnicodeDecodeError) as error:

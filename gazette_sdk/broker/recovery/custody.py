@@ -306,7 +306,7 @@ class Custody:
         return self._withheld.refusal(journal)
 
     def known_claims(self, item: JournalEntry) -> Sequence[Compare]:
-        """Return the condition of a first route; see :meth:`RecordedRoutes.known_claims`."""
+        """Return the condition of each route; see :meth:`RecordedRoutes.known_claims`."""
         return self._records.known_claims(item)
 
     def record(self, item: JournalEntry, route: pb.Route | None) -> Sequence[Operation]:

@@ -130,8 +130,10 @@ class RevisionFile:
 
     def read_history_id(self) -> int:
         """Return the id of the history that was seen; 0 if the file has none."""
-        words = self._words()
-        return int(words[_WORDS], 16) if len(words) > _WORDS else 0
+        try:
+            return int(self._words()[_WORDS], 16)
+        except (IndexError, ValueError):
+            return 0
 
     def _words(self) -> list[str]:
         try:

@@ -303,12 +303,7 @@ def test_a_journal_that_is_created_again_never_goes_on_at_an_older_head(
 
     async def scenario():
         async with HandCluster(etcd, tmp_path) as cluster:
-            client = await begun_journal(cluster, b"old")
-            keyspace = cluster.brokers["broker-1"].keyspace
-            spools = tmp_path / "spools-broker-1"
-            shutil.copytree(spools, tmp_path / "spools-broker-2")
-            await client.append_when_ready("b/new", b" and newer")
-            await crash(cluster.brokers.pop("broker-1"))
+            keyspace = await continued_journal(cluster)
             await lose_journal(cluster, keyspace, "b/new", "broker-1", "broker-2")
 
             await cluster.start(first)
@@ -427,11 +422,7 @@ def test_a_journal_of_an_older_etcd_goes_on_at_the_broker_that_continued_it_sinc
 
     async def scenario():
         async with HandCluster(etcd, tmp_path) as cluster:
-            client = await begun_journal(cluster, b"old")
-            keyspace = cluster.brokers["broker-1"].keyspace
-            shutil.copytree(tmp_path / "spools-broker-1", tmp_path / "spools-broker-2")
-            await client.append_when_ready("b/new", b" and newer")
-            await crash(cluster.brokers.pop("broker-1"))
+            keyspace = await continued_journal(cluster)
             await see_more(cluster, keyspace, "broker-1", "broker-2")
 
             await cluster.start(first)
@@ -518,6 +509,16 @@ async def begun_journal(cluster, content, spec=None, **changes):
     await cluster.assign("b/new", "broker-1")
     await client.append_when_ready("b/new", content)
     return client
+
+
+async def continued_journal(cluster):
+    """Return the mirror of broker 1, which has crashed: it had more of a journal than broker 2."""
+    client = await begun_journal(cluster, b"old")
+    keyspace = cluster.brokers["broker-1"].keyspace
+    shutil.copytree(cluster.directory / "spools-broker-1", cluster.directory / "spools-broker-2")
+    await client.append_when_ready("b/new", b" and newer")
+    await crash(cluster.brokers.pop("broker-1"))
+    return keyspace
 
 
 async def lose_journal(cluster, keyspace, journal, *suffixes):
